@@ -1,4 +1,4 @@
-"""Memory traffic of a program, assuming that elementwise operations are fused."""
+"""Memory traffic of a program if all elementwise operations are fused."""
 
 from __future__ import annotations
 
@@ -25,33 +25,31 @@ def bytes_of(array: Any) -> int:
 
 
 def own_traffic(op: Op) -> int:
-    """Memory traffic of one operation: the bytes of its operands and results.
-
-    For an operand that is a broadcast or a wider view of a smaller array, the size of the smaller
-    array is counted.
-    """
+    """Bytes of the operands and results of one operation; 0 for a fused operation."""
     if op.name in IN_PLACE:
-        changed = op.inputs[1 if op.name == "dynamic_update_slice" else 2]
-        return nbytes(changed)
+        updates = op.inputs[1 if op.name == "dynamic_update_slice" else 2]
+        return nbytes(updates)
     if not moves_memory(op) or op.bodies:
         return 0
-    # XLA fuses a broadcast or a cast into its reader: memory has the smaller array.
+    # XLA fuses a broadcast or a cast into its reader, which then reads the smaller array.
     reads = sum(min(nbytes(c), nbytes(c.root)) for c in op.inputs)
     return reads + sum(map(nbytes, op.outputs))
 
 
 def moves_memory(op: Op) -> bool:
-    """Whether an operation has memory traffic: if it is unfused, a loop, or unknown."""
+    """Whether an operation isn't fused: it has its own kernel, is a loop, or is unknown."""
     return op.name in MEMORY_BOUND_BY_ITSELF or bool(op.bodies) or op.name not in RULES
 
 
 def edge_traffic(graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Traffic of inputs and outputs that only fused operations read or write.
+    """Yield the traffic of inputs and outputs that only fused operations read or write.
 
-    Fused elementwise operations read or write each of these arrays once. Yields the part and the
-    bytes.
+    Each of these arrays is read or written once.
+
+    Yields:
+        The part of the model, and the bytes.
     """
-    # The memory whose traffic `own_traffic` or the body of a loop counts.
+    # `own_traffic`, or the body of a loop, already counts the traffic of this memory.
     counted = {c.root for op in filter(moves_memory, graph.ops) for c in [*op.inputs, *op.outputs]}
     yield from _reads(graph, counted)
     yield from _writes(graph, counted)
@@ -64,43 +62,45 @@ def _reads(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...], 
             continue
         # An array that is updated in place isn't read; only the changed elements have traffic.
         for cell in op.inputs[1:] if op.name in IN_PLACE else op.inputs:
-            if read := min(nbytes(cell), unread.get(cell.root, 0)):
-                unread[cell.root] -= read
-                yield op.scope, read
+            if traffic := min(nbytes(cell), unread.get(cell.root, 0)):
+                unread[cell.root] -= traffic
+                yield op.scope, traffic
 
 
 def _writes(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...], int]]:
     inputs = set(graph.inputs)
     makers = {out: op for op in graph.ops for out in op.outputs}
-    free = {c for c in counted if c in makers and moves_memory(makers[c])}
+    # Results of unfused operations, which a fused operation may overwrite.
+    reusable = {c for c in counted if c in makers and moves_memory(makers[c])}
     for cell in dict.fromkeys(c for c in graph.outputs if c is not None and c not in inputs):
         op = makers.get(cell)
         if op is None or cell.root in counted:
             continue
         if cell.root in inputs:
-            if op.name not in IN_PLACE:  # a view of an input, copied: read and written
+            # An output that is a view of an input is copied, so it is read and written.
+            if op.name not in IN_PLACE:
                 yield op.scope, nbytes(cell) + min(nbytes(cell), nbytes(cell.root))
-        elif result := _fused_into(cell, makers, free):
-            free.remove(result)
+        elif result := _fused_into(cell, makers, reusable):
+            reusable.remove(result)
         else:
             yield op.scope, nbytes(cell)
 
 
-def _fused_into(cell: Cell, makers: dict[Cell, Op], free: set[Cell]) -> Cell | None:
-    """Result of a matrix product (or similar) that a fused operation overwrites with this output.
+def _fused_into(cell: Cell, makers: dict[Cell, Op], reusable: set[Cell]) -> Cell | None:
+    """Result of a matrix product (or similar) into which XLA fuses the operations before `cell`.
 
-    An activation function after a matrix product adds no traffic: only the output of the function
-    is written.
+    For example, an activation function after a matrix product adds no traffic, because only the
+    output of the activation function is written.
     """
-    seen, stack = {cell}, [cell]
-    while stack and free:
-        found = stack.pop()
-        # A larger result can be overwritten; a smaller one needs memory of its own.
-        if found in free and nbytes(found) >= nbytes(cell):
-            return found
-        op = makers.get(found)
+    visited, stack = {cell}, [cell]
+    while stack and reusable:
+        candidate = stack.pop()
+        # The memory of a smaller result isn't sufficient for the output.
+        if candidate in reusable and nbytes(candidate) >= nbytes(cell):
+            return candidate
+        op = makers.get(candidate)
         if op is not None and not moves_memory(op):
-            new = set(op.inputs) - seen
-            seen |= new
-            stack += new
+            operands = set(op.inputs) - visited
+            visited |= operands
+            stack += operands
     return None

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of any function, from its jaxpr and from the compiler."""
+"""FLOPs and bytes of a function, from its jaxpr and from the compiler."""
 
 from __future__ import annotations
 
@@ -24,28 +24,31 @@ def cost(
 ) -> Callable[..., Cost]:
     r"""Count the FLOPs and bytes of a function without running it.
 
-    The function is traced for the shapes of its arguments, and the costs of all used operations are
-    summed. The body of a loop is multiplied by its trip count. For a cond, the maximum over its
-    branches is counted, for FLOPs and bytes separately; if the branches differ, the result is
-    `at_most`. A matrix product of `[m, k]` and `[k, n]` takes `2 m k n` FLOPs. A convolution takes
-    2 FLOPs for each product of a kernel entry and an input element. Other floating-point operations
-    take 1 FLOP for each element of the result. A reduction of `n` numbers to one number takes `n -
-    1` FLOPs, as in the compiler's count, also for comparisons (max, argmax). exp, log, tanh, sqrt,
-    ... are counted separately. Casts and integer operations aren't counted.
+    The function is traced for the shapes of its arguments, and the costs of all operations on which
+    the result depends are summed. The cost of a loop's body is multiplied by the trip count. For a
+    cond, the maximum over the branches is counted, separately for FLOPs and bytes; if the branches
+    have different costs, the result is `at_most`.
 
-    The byte count assumes that all elementwise operations are fused. It includes operands and
-    results of matrix products, convolutions, sorts and factorizations, in every iteration of a
-    loop. All other arguments and results of `fn` are counted once.
+    A matrix product of `[m, k]` and `[k, n]` takes `2 m k n` FLOPs. A convolution takes 2 FLOPs for
+    each product of a kernel entry and an input element. Other floating-point operations take 1 FLOP
+    for each element of the result. A reduction of `n` numbers (also max, argmax) takes `n - 1`
+    FLOPs, as in the compiler's count. exp, log, tanh, sqrt, ... are counted separately. Casts and
+    integer operations aren't counted.
+
+    The byte count assumes that all elementwise operations are fused. The operands and results of
+    matrix products, convolutions, sorts and factorizations are counted in every iteration of a
+    loop. Other arguments and results of `fn` are counted once.
 
     Args:
-        fn: Any function of arrays that JAX can trace: jitted, a gradient, a whole training step.
+        fn: Any function of arrays that JAX can trace, such as a jitted function, a gradient, or a
+            training step.
         trip_counts: Trip counts of while loops that the program doesn't determine: one number for
-            all, or a dict keyed by the names of loops in the result. A `jax.lax.fori_loop` with
-            known bounds needs no entry; integers among the arguments are known bounds. Without an
-            entry, a loop that may end early, such as `(error > tol) & (i < 50)`, is counted with
-            its limit, and the result is `at_most`. For any other loop without an entry, one
+            all loops, or a dict keyed by the names of loops in the result. A `jax.lax.fori_loop`
+            with concrete bounds (constants, or integers among the arguments) needs no entry. A loop
+            that may end early, such as `(error > tol) & (i < 50)`, is counted with its limit
+            without an entry, and the result is `at_most`. For any other loop without an entry, one
             iteration is counted, and the result is neither `at_most` nor `exact`.
-        compile: Whether to compile `fn` as well, for memory use and the compiler's count of FLOPs
+        compile: Whether to compile `fn` as well, for the memory use and the compiler's FLOP count
             (which counts the body of every loop once).
 
     Returns:
@@ -53,9 +56,9 @@ def cost(
         `Cost`.
 
     Raises:
-        TypeError: `fn` is not a function; an argument is not an array.
-        ValueError: `trip_counts` names a loop that doesn't exist, or is negative; an argument has a
-            symbolic dimension.
+        TypeError: If `fn` isn't a function, or an argument isn't an array.
+        ValueError: If `trip_counts` names a loop that doesn't exist, or a trip count is negative,
+            or an argument has a symbolic dimension.
 
     Example:
         >>> from fnopt.costs import cost
@@ -76,34 +79,34 @@ def cost(
     def cost_fn(*args: Any, **kwargs: Any) -> Cost:
         check_arrays("cost", args, kwargs)
         graph, _ = prune(trace_graph(fn, args, kwargs))
-        found = count(graph, counts)
-        check_all_used(counts, found)
+        result = count(graph, counts)
+        check_all_used(counts, result)
         return dataclasses.replace(
-            found, compiled=compiled_cost(fn, args, kwargs) if compile else None
+            result, compiled=compiled_cost(fn, args, kwargs) if compile else None
         )
 
     return cost_fn
 
 
-def check_all_used(trip_counts: Mapping[str, int], found: Cost) -> None:
+def check_all_used(trip_counts: Mapping[str, int], result: Cost) -> None:
     """Raise a ValueError if `trip_counts` names a loop that doesn't exist."""
-    loops = [loop.name for loop in found.loops if loop.is_while]
+    loops = [loop.name for loop in result.loops if loop.is_while]
     for name in set(trip_counts) - {"*", *loops}:
         raise ValueError(
-            f"cost: trip_counts names the loop {name!r}, which isn't in the program; its while "
-            f"loops are {loops} (a scan's length is known)."
+            f"cost: trip_counts names the loop {name!r}, expected one of the while loops {loops}. "
+            "The length of a scan is known."
         )
 
 
 def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
-    """Trip counts keyed by the names of loops; `'*'` means all other loops."""
+    """Check trip counts; return a dict keyed by loop names, `'*'` for all other loops."""
     named = trip_counts if isinstance(trip_counts, Mapping) else {"*": trip_counts}
-    given = {name: n for name, n in named.items() if n is not None}
-    for name, n in given.items():
+    counts = {name: n for name, n in named.items() if n is not None}
+    for name, n in counts.items():
         if not is_integer(n, 0):
             loop = "" if name == "*" else f" of {name!r}"
-            raise ValueError(f"cost: trip_counts{loop} is {n!r}, expected a whole number >= 0.")
-    return {name: int(n) for name, n in given.items()}
+            raise ValueError(f"cost: trip_counts{loop} is {n!r}, expected an integer >= 0.")
+    return {name: int(n) for name, n in counts.items()}
 
 
 def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -118,44 +121,44 @@ def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise TypeError(
                 f"{what}: {path} is {type(leaf).__name__}, expected an array or a "
-                "jax.ShapeDtypeStruct. Close over other values: "
+                "jax.ShapeDtypeStruct. Close over other values, as in "
                 f"{what}(lambda x: fn(x, setting))(x)."
             )
         if not all(isinstance(d, (int, np.integer)) for d in leaf.shape):
             raise ValueError(
-                f"{what}: {path} has the shape {tuple(leaf.shape)}, expected whole "
-                "numbers. Replace symbolic sizes by the sizes of interest."
+                f"{what}: {path} has the shape {tuple(leaf.shape)}, expected integers. Replace "
+                "symbolic sizes by concrete sizes."
             )
 
 
 def compiled_cost(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Compiled:
-    """Compile `fn` for the default backend and read its analysis; nothing is executed.
+    """Compile `fn` for the default backend and return XLA's analysis; nothing is executed.
 
-    A jitted function is compiled unchanged, so donated arguments are counted once.
+    The donated arguments of a jitted function stay donated, so they are counted once.
     """
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
     compiled = jitted.lower(*args, **kwargs).compile()
     analysis, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
-    # Older releases of JAX give a list with an entry for each partition.
+    # Older releases of JAX return a list with an entry for each partition.
     analysis = analysis[0] if isinstance(analysis, list) else analysis
     kinds = ("argument", "output", "temp", "alias")
-    own, host = (
+    device, host = (
         [int(getattr(memory, f"{prefix}{kind}_size_in_bytes", 0)) for kind in kinds]
         for prefix in ("", "host_")
     )
     peak_bytes, host_bytes = (
         arguments + results + temporaries - donated
-        for arguments, results, temporaries, donated in (own, host)
+        for arguments, results, temporaries, donated in (device, host)
     )
     return Compiled(
         flops=float(analysis.get("flops", 0.0)),
         transcendentals=float(analysis.get("transcendentals", 0.0)),
         bytes_accessed=float(analysis.get("bytes accessed", 0.0)),
-        argument_bytes=own[0],
-        output_bytes=own[1],
-        temp_bytes=own[2],
+        argument_bytes=device[0],
+        output_bytes=device[1],
+        temp_bytes=device[2],
         peak_bytes=peak_bytes,
         host_bytes=host_bytes,
     )

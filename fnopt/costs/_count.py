@@ -20,7 +20,13 @@ _Scope = tuple[str, ...]
 
 @dataclasses.dataclass
 class _Tally:
-    """Work of each part in one run of a program, with unknown operations and inexact parts."""
+    """Work of each part in one run of a program.
+
+    Attributes:
+        works: The work, keyed by the part.
+        unknown: Number of runs of uncounted operations, keyed by name, part and reason.
+        inexact: The parts whose work is an upper bound or incomplete.
+    """
 
     works: dict[_Scope, Work] = dataclasses.field(default_factory=dict)
     unknown: Counter[tuple[str, str, str]] = dataclasses.field(default_factory=Counter)
@@ -33,20 +39,20 @@ class _Tally:
     def add_all(
         self, other: _Tally, scope: _Scope, times: int = 1, bound: Bound | None = None
     ) -> None:
-        """Add the work of `times` runs of a program in the part `scope`, or its `bound`."""
+        """Add the work of `times` runs of a program in the part `scope`; mark it as a `bound`."""
         if times == 0:
             return
         for inner, work in other.works.items():
             self.add(scope + inner, work * times)
             if bound is not None:
                 self.mark_inexact(scope + inner, bound)
-        for inner, found in other.inexact.items():
-            self.mark_inexact(scope + inner, found)
+        for inner, inner_bound in other.inexact.items():
+            self.mark_inexact(scope + inner, inner_bound)
         for (name, part, reason), count in other.unknown.items():
             self.unknown[name, _path(scope, part), reason] += count * times
 
     def mark_inexact(self, scope: _Scope, bound: Bound) -> None:
-        """Mark the work of a part as a bound, or as incomplete."""
+        """Mark the work of a part as an upper bound or as incomplete."""
         self.inexact[scope] = worse(self.inexact.get(scope), bound)
 
     @property
@@ -59,7 +65,7 @@ def count(graph: Graph, trip_counts: dict[str, int]) -> Cost:
 
     Args:
         graph: The program without unused operations.
-        trip_counts: Trip counts by the names of loops (see `Loop`); `'*'` for all other loops.
+        trip_counts: Trip counts keyed by loop names (see `Loop`); `'*'` for all other loops.
     """
     counter = _Counter(trip_counts)
     tally = counter.graph(graph, ())
@@ -70,7 +76,7 @@ def count(graph: Graph, trip_counts: dict[str, int]) -> Cost:
 
 
 class _Counter:
-    """Walk over a program that collects work, loops and conditionals."""
+    """Traversal of a program that collects work, loops and conditionals."""
 
     def __init__(self, trip_counts: dict[str, int]) -> None:
         self.trip_counts = trip_counts
@@ -107,7 +113,7 @@ class _Counter:
             case Cond():
                 self.cond(op, tally, where)
             case ShardMap() as mapped:
-                # The body is the program of one device; all devices run it.
+                # The body is the program of one device, and all devices run this program.
                 tally.add_all(self.graph(op.bodies[0], where), op.scope, mapped.devices)
 
     def while_loop(self, op: Op, tally: _Tally, where: _Scope) -> None:
@@ -117,43 +123,47 @@ class _Counter:
         # The condition runs once more than the body.
         trips, bound = (1, "incomplete") if loop.trips is None else (loop.trips, None)
         if loop.trips is None:
-            reason = f"ONE iteration is counted: pass trip_counts={{{loop.name!r}: n}}"
+            reason = f"ONE iteration is counted; pass trip_counts={{{loop.name!r}: n}}"
             tally.unknown[loop.name, "/".join(op.scope), reason] += 1
             tally.mark_inexact(op.scope, "incomplete")
         tally.add_all(test, op.scope, trips + 1, "at most" if loop.at_most else bound)
         tally.add_all(body, op.scope, trips, "at most" if loop.at_most else bound)
 
     def iterations(self, op: Op, name: str) -> Loop:
-        """Trip count of a while loop: by its name, from the program, or by `'*'`."""
+        """Trip count of a while loop: the user's count for the name, the program's, or `'*'`."""
         if name in self.trip_counts:
             return Loop(name, self.trip_counts[name])
-        found, others = trip_count(op), self.trip_counts.get("*")
-        if others is not None and (found is None or (not found.exact and others < found.number)):
-            return Loop(name, others)
-        return Loop(name, None) if found is None else Loop(name, found.number, not found.exact)
+        trips, default = trip_count(op), self.trip_counts.get("*")
+        # The user's default replaces an upper bound only if the default is smaller.
+        if default is not None and (trips is None or (not trips.exact and default < trips.number)):
+            return Loop(name, default)
+        return Loop(name, None) if trips is None else Loop(name, trips.number, not trips.exact)
 
     def cond(self, op: Op, tally: _Tally, where: _Scope) -> None:
         branches = [self.graph(branch, where) for branch in op.bodies]
         totals = [branch.total for branch in branches]
         weights = [(work.flops + work.transcendentals, work.bytes) for work in totals]
         heaviest = branches[weights.index(max(weights))]
-        alike = all(branch.works == heaviest.works for branch in branches)
-        tally.add_all(heaviest, op.scope, bound=None if alike else "at most")
-        if not alike:
+        are_equal = all(branch.works == heaviest.works for branch in branches)
+        tally.add_all(heaviest, op.scope, bound=None if are_equal else "at most")
+        if not are_equal:
             self.choices.append(_path(where, ""))
-            # One branch may have more FLOPs and another more bytes, so the bound takes both.
-            most = functools.reduce(Work.at_least, totals)
-            tally.add(op.scope, most - heaviest.total)
+            # One branch may have more FLOPs and another branch more bytes, so the upper bound is
+            # the elementwise maximum.
+            maximum = functools.reduce(Work.at_least, totals)
+            tally.add(op.scope, maximum - heaviest.total)
             tally.mark_inexact(op.scope, "at most")
-        for other in branches:  # unknown operations might make a branch the most expensive
+        # Unknown operations could make another branch the most expensive.
+        for other in branches:
             if other is not heaviest:
                 tally.add_all(_Tally(unknown=other.unknown, inexact=other.inexact), op.scope)
 
     def loop_name(self, where: _Scope, kind: str) -> str:
+        """Unique name of a loop: the part and the kind, with a number if the name exists."""
         name = "/".join((*where, kind))
-        used = {loop.name for loop in self.loops}
-        later = (f"{name}_{i}" for i in range(2, len(used) + 3))
-        return name if name not in used else next(n for n in later if n not in used)
+        names = {loop.name for loop in self.loops}
+        numbered = (f"{name}_{i}" for i in range(2, len(names) + 3))
+        return name if name not in names else next(n for n in numbered if n not in names)
 
 
 def _work(op: Op) -> Work | str:
@@ -163,8 +173,8 @@ def _work(op: Op) -> Work | str:
         return reason_unknown(op.name)
     try:
         return rule(op)
-    except KeyError as missing:  # a release of JAX may have other parameter names
-        return f"this release of JAX gives it no parameter {missing}"
+    except KeyError as name:  # a release of JAX may have other parameter names
+        return f"the equation has no parameter {name} in this release of JAX"
 
 
 def _path(scope: _Scope, part: str) -> str:

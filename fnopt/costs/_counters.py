@@ -1,4 +1,4 @@
-"""Bounds of loop variables, and of their change per iteration."""
+"""Linear bounds of loop variables, from their initial values and changes per iteration."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fnopt.costs._lines import (
     ANY,
     LinearBounds,
     any_of,
-    fitted,
-    largest,
+    maximum,
+    minimum,
     minus,
     plus,
-    smallest,
+    restrict_to_dtype,
     times,
 )
 from fnopt.programs import Cond, Scan, While
@@ -26,10 +26,10 @@ SAME = names("""
     transpose slice dynamic_slice split unstack tile rev name tap pvary sharding_constraint
     layout_constraint reshard reduce_max reduce_min reduce_and reduce_or
 """)
-_ARITHMETIC = {"add": plus, "sub": minus, "mul": times, "max": largest, "min": smallest}
-# Maximum depth and number of operations in the analysis of a counter: far above the arithmetic of
-# real loops, and below Python's recursion limit.
-_DEEPEST, _LONGEST = 60, 5_000
+_ARITHMETIC = {"add": plus, "sub": minus, "mul": times, "max": maximum, "min": minimum}
+# Maximum depth and number of visited operations in an analysis: far above the arithmetic of real
+# loops, and below Python's recursion limit.
+MAX_DEPTH, MAX_VISITS = 60, 5_000
 
 
 class BodyArgument(NamedTuple):
@@ -37,9 +37,9 @@ class BodyArgument(NamedTuple):
 
     Attributes:
         op: The loop or conditional.
-        outside: The initial value outside; `None` for a constant of the program.
-        inside: A carried value at the start of the body.
-        later: The carried value at the end of the body.
+        outside: The operand of the loop or conditional; `None` for a constant of the body.
+        inside: For a carried value, the argument of the body.
+        later: For a carried value, the result of the body.
     """
 
     op: Op
@@ -52,20 +52,21 @@ def entry_of(cell: Cell) -> BodyArgument:
     """Origin of a cell that is an argument of an inner program."""
     op = cell.maker
     assert op is not None
-    which, position = next(
+    body_index, position = next(
         (i, body.inputs.index(cell)) for i, body in enumerate(op.bodies) if cell in body.inputs
     )
-    given, first, carries, body_first = list(op.inputs), 0, 0, 0
+    operands, first, carries, body_first = list(op.inputs), 0, 0, 0
     match op.control:
         case While() as loop:
-            of_test, of_body, starts = loop.parts(op.inputs)
-            given = (of_body if which else of_test) + starts
-            first, body_first, carries = len(given) - len(starts), len(of_body), len(starts)
+            test_consts, body_consts, starts = loop.parts(op.inputs)
+            operands = (body_consts if body_index else test_consts) + starts
+            first, body_first, carries = len(operands) - len(starts), len(body_consts), len(starts)
         case Scan() as loop:
             first, body_first, carries = loop.consts, loop.consts, loop.carry
         case Cond():
-            given = given[1:]
-    outside = given[position] if position < len(given) else None
+            operands = operands[1:]
+    # After its arguments, a body lists constants, which have no operand.
+    outside = operands[position] if position < len(operands) else None
     if not first <= position < first + carries:
         return BodyArgument(op, outside)
     body = op.bodies[-1]
@@ -84,15 +85,16 @@ def cases_of(op: Op, cell: Cell) -> Sequence[Cell | None]:
 
 
 class CounterBounds:
-    """Bounds of the values in a loop, as functions of the iteration number.
+    """Bounds of the values in a loop, as linear functions of the iteration number.
 
     Args:
         loop: A while loop or a scan.
-        most_trips: Function that returns the maximum trip count of a surrounding while loop.
+        max_trips: Function that returns an upper bound of the trip count of an enclosing while
+            loop.
     """
 
-    def __init__(self, loop: Op, most_trips: Callable[[Op], float]) -> None:
-        self.loop, self.most_trips = loop, most_trips
+    def __init__(self, loop: Op, max_trips: Callable[[Op], float]) -> None:
+        self.loop, self.max_trips = loop, max_trips
         self.lines: dict[Cell, LinearBounds] = {}
         self.depth = self.visits = 0
 
@@ -103,37 +105,38 @@ class CounterBounds:
         if cell.known is not None:
             return LinearBounds(cell.known, cell.known)
         if cell not in self.lines:
-            self.lines[cell] = ANY  # ends the recursion where a number depends on itself
+            self.lines[cell] = ANY  # ends the recursion if a value depends on itself
             self.lines[cell] = self.compute(cell)
         return self.lines[cell]
 
     def compute(self, cell: Cell) -> LinearBounds:
+        """Bounds of a cell that isn't in the cache."""
         self.visits += 1
-        if cell.maker is None or self.depth > _DEEPEST or self.visits > _LONGEST:
+        if cell.maker is None or self.depth > MAX_DEPTH or self.visits > MAX_VISITS:
             return ANY
         self.depth += 1
-        line = self.entered(cell) if cell.enters else self.result_of(cell.maker, cell)
+        line = self.argument(cell) if cell.enters else self.result_of(cell.maker, cell)
         self.depth -= 1
-        return fitted(line, cell.aval.dtype)
+        return restrict_to_dtype(line, cell.aval.dtype)
 
     def result_of(self, op: Op, cell: Cell) -> LinearBounds:
         """Bounds of a value from the operation that computes it."""
         if op.name in _ARITHMETIC:
             a, b = map(self.line, op.inputs)
             return _ARITHMETIC[op.name](a, b)
-        # Elements of a view are elements of its operand, so its bounds hold.
+        # The elements of the result are elements of the operand, so they have the same bounds.
         if op.name in SAME:
             return self.line(op.inputs[0])
         if op.name == "neg":
             return minus(LinearBounds(0, 0), self.line(op.inputs[0]))
         if op.name == "clamp":
             low, x, high = map(self.line, op.inputs)
-            return smallest(largest(low, x), high)
+            return minimum(maximum(low, x), high)
         if op.name == "iota":
             return LinearBounds(0, max(cell.aval.shape[op.params["dimension"]] - 1, 0))
         return any_of([self.line(case) for case in cases_of(op, cell)] or [ANY])
 
-    def entered(self, cell: Cell) -> LinearBounds:
+    def argument(self, cell: Cell) -> LinearBounds:
         """Bounds of an argument of a loop body or branch."""
         entry = entry_of(cell)
         start = self.line(entry.outside)
@@ -145,27 +148,32 @@ class CounterBounds:
         change = self.change(entry.inside, entry.later, dtypes)
         if change == (0, 0):
             return start
-        if change is None or not start.known:
+        if change is None or not start.finite:
             return ANY
         before = LinearBounds(start.low, start.high, *change)
         after = LinearBounds(start.low + change[0], start.high + change[1], *change)
-        # The last iteration computes the value for which the condition fails.
-        lasts = min((fitted(after, dtype).lasts + 1 for dtype in dtypes), default=math.inf)
+        # The body computes the value of the next iteration, which must not overflow either.
+        lasts = min(
+            (restrict_to_dtype(after, dtype).lasts + 1 for dtype in dtypes), default=math.inf
+        )
         return before._replace(lasts=lasts)
 
     def change(self, cell: Cell, later: Cell | None, dtypes: set[Any]) -> tuple[Any, Any] | None:
         """Bounds of the change of a carried value per iteration.
 
         Args:
-            cell: The number.
+            cell: The value at the start of the body.
             later: The value at the end of the body.
             dtypes: A set to which the dtypes of intermediate values are added.
+
+        Returns:
+            The lower and the upper bound; `None` if the change is unknown.
         """
         if later is cell:
             return 0, 0
         self.visits += 1
         op = None if later is None or later.enters or later.known is not None else later.maker
-        if later is None or op is None or self.depth > _DEEPEST or self.visits > _LONGEST:
+        if later is None or op is None or self.depth > MAX_DEPTH or self.visits > MAX_VISITS:
             return None
         dtypes.add(later.aval.dtype)
         self.depth += 1
@@ -174,35 +182,37 @@ class CounterBounds:
                 return self.change(cell, op.inputs[0], dtypes)
             if op.name in {"add", "sub"}:
                 return self.increment(cell, op, dtypes)
-            found = [self.change(cell, case, dtypes) for case in cases_of(op, later)]
+            cases = cases_of(op, later)
+            changes = [c for x in cases if (c := self.change(cell, x, dtypes)) is not None]
         finally:
             self.depth -= 1
-        known = [c for c in found if c is not None]
-        if not known or len(known) < len(found):
+        if not changes or len(changes) < len(cases):
             return None
-        return min(low for low, _ in known), max(high for _, high in known)
+        return min(low for low, _ in changes), max(high for _, high in changes)
 
     def increment(self, cell: Cell, op: Op, dtypes: set[Any]) -> tuple[Any, Any] | None:
+        """Bounds of the change by a sum or difference, such as `i + 1`."""
         a, b = op.inputs
-        combined = plus if op.name == "add" else minus
+        combine = plus if op.name == "add" else minus
         for number, other in [(a, b), (b, a)][: 2 if op.name == "add" else 1]:
             change = self.change(cell, number, dtypes)
             if change is None:
                 continue
-            grown = combined(LinearBounds(*change), self.line(other))
-            return (grown.low, grown.high) if grown.known and grown.steady else None
+            total = combine(LinearBounds(*change), self.line(other))
+            return (total.low, total.high) if total.finite and total.constant else None
         return None
 
     def in_all_trips(self, cell: Cell, loop: Op) -> LinearBounds:
         """Bounds of a value of an enclosing loop, over all iterations of the enclosing loop."""
-        line = CounterBounds(loop, self.most_trips).line(cell)
-        if line.steady:
+        line = CounterBounds(loop, self.max_trips).line(cell)
+        if line.constant:
             return line
         control = loop.control
-        trips = control.length if isinstance(control, Scan) else self.most_trips(loop)
+        trips = control.length if isinstance(control, Scan) else self.max_trips(loop)
+        # The condition of a while loop also runs after the last iteration.
         last = trips if cell in loop.bodies[0].inputs and len(loop.bodies) == 2 else trips - 1
         if last > line.lasts:
             return ANY
-        falls = line.fall * last if line.fall < 0 else 0
-        rises = line.rise * last if line.rise > 0 else 0
-        return LinearBounds(line.low + falls, line.high + rises)
+        decrease = line.fall * last if line.fall < 0 else 0
+        increase = line.rise * last if line.rise > 0 else 0
+        return LinearBounds(line.low + decrease, line.high + increase)

@@ -1,4 +1,4 @@
-"""Cost of a training step on many devices: memory, communication and time per device."""
+"""Memory, communication and time per device of a training step on many devices."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fnopt.errors import check_count, names_text, show_report
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    r"""The bandwidth and latency between devices.
+    r"""Bandwidth and latency of the network between devices.
 
     .. math:: t = \frac{\text{bytes}}{\text{bandwidth}} + \text{messages} \cdot \text{latency}
               \cdot \lceil \log_2 N \rceil
 
     Args:
-        bandwidth: Bytes per second over the slowest link, for a device that sends and receives
-            simultaneously.
-        latency: Seconds that a message takes to the next device.
+        bandwidth: Bytes per second that a device sends while it receives the same number, over the
+            slowest link.
+        latency: Seconds until a message reaches the next device.
         name: The name in tables.
 
     Raises:
-        ValueError: The bandwidth is not above 0, or the latency is negative.
+        ValueError: If the bandwidth isn't positive, or the latency is negative.
 
     Example:
         >>> from fnopt.costs import Network
@@ -41,19 +41,24 @@ class Network:
         if not self.bandwidth > 0:
             raise ValueError(f"Network: bandwidth is {self.bandwidth!r}, expected a rate above 0.")
         if not self.latency >= 0:
-            raise ValueError(f"Network: latency is {self.latency!r}, expected no negative time.")
+            raise ValueError(f"Network: latency is {self.latency!r}, expected a time >= 0.")
 
     def seconds(self, sent: float, messages: float, devices: int) -> float:
-        """Return the time in seconds to exchange `messages` messages with `sent` bytes in total.
+        """Time in seconds of `messages` collectives in which every device sends `sent` bytes.
 
-        The latency of a message grows with the logarithm of the number of devices.
+        The latency grows with the logarithm of the number of devices, as in a tree.
+
+        Args:
+            sent: Bytes that a device sends in total.
+            messages: Number of messages.
+            devices: Number of devices.
         """
         return sent / self.bandwidth + messages * self.latency * math.ceil(math.log2(devices))
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCost:
-    """Memory, communication and computation of one device in a step.
+    """Memory, communication and computation time of one device in a step.
 
     Attributes:
         params_bytes: Bytes of the params that the device stores.
@@ -102,7 +107,7 @@ class DistributedCost:
 
     Attributes:
         devices: Number of devices.
-        ways: The cost of each distribution strategy on one device, keyed by name.
+        ways: The cost per device of each distribution strategy, keyed by the strategy's name.
     """
 
     devices: int
@@ -110,12 +115,14 @@ class DistributedCost:
 
     def __getitem__(self, name: str) -> DeviceCost:
         if name not in self.ways:
-            raise KeyError(f"{name!r} is unknown, expected one of {names_text([*self.ways])}")
+            raise KeyError(
+                f"the strategy {name!r} is unknown, expected one of {names_text([*self.ways])}"
+            )
         return self.ways[name]
 
     def table(self) -> str:
-        """Table of the costs as text, with one row for each distribution strategy."""
-        head = (f"{self.devices} devices", "memory", "of it state", "sent a step")
+        """Format the costs as a table with one row for each distribution strategy."""
+        head = (f"{self.devices} devices", "memory", "state", "sent/step")
         head = (*head, "step", "overlapped", "update")
         rows: list[tuple[str, ...]] = [head]
         for name, way in self.ways.items():
@@ -143,8 +150,9 @@ def distributed_cost(
 ) -> DistributedCost:
     r"""Compute the cost of a step per device for several distribution strategies.
 
-    With params of `P` bytes, a state of `S`, and `N` devices, each with the batch of the counted
-    step, a device stores and sends (with ring collectives, which send the fewest bytes)
+    Let `P` and `S` be the bytes of the params and of the optimizer's state, and `N` the number of
+    devices. Every device has the batch of the counted step. With ring collectives, which send the
+    fewest bytes, a device stores and sends the following bytes:
 
     ======== ============ ============ ============ =========================================
     way      params       gradients    state        sent
@@ -155,14 +163,15 @@ def distributed_cost(
     `diloco` P            P            S + 2 P      2 P (N - 1) / (N H)
     ======== ============ ============ ============ =========================================
 
-    `zero1` is `fnopt.distributed.sharded`. `fsdp` also shards the params, and gathers a layer's
-    params twice, in the forward and in the backward pass. The memory of gathered layers isn't
+    `zero1` is `fnopt.distributed.sharded`. `fsdp` also shards the params, and gathers the params of
+    each layer in the forward and in the backward pass. The memory of gathered layers isn't
     included. `diloco` has workers of one device each, which synchronize every `H` steps, with an
     outer momentum. With 8-bit codes, a `diloco` worker sends about a quarter of the bytes and
     stores another `P` (rounding errors). The work of the update is divided like the state. Params
-    are assumed to be float32, with one message for all leaves. The cost omits the outer update, the
-    all-to-alls of matrix methods, and overheads: copies, padding, memory fragmentation, suboptimal
-    scheduling of collectives.
+    are assumed to be float32, with one message for all leaves.
+
+    The cost omits the outer update, the all-to-alls of matrix methods, and overheads such as
+    copies, padding, memory fragmentation and suboptimal scheduling of collectives.
 
     Args:
         step: The result of `step_cost(loss, tx)(params, *batch)`, with the batch of one device.
@@ -170,10 +179,10 @@ def distributed_cost(
         devices: :math:`N`.
         hardware: The FLOP/s and bandwidth of a device.
         network: The network between devices.
-        every: :math:`H`, the steps between synchronizations of `diloco`.
-        block_size: As in `fnopt.distributed.diloco`: None for messages of floats, else the number
-            of 8-bit codes with one scale.
-        meeting_network: The network for `diloco` synchronizations, if it differs from `network`.
+        every: :math:`H`, the number of steps between synchronizations of `diloco`.
+        block_size: Number of 8-bit codes that share a scale, as in `fnopt.distributed.diloco`;
+            `None` for messages of floats.
+        meeting_network: The network for `diloco` synchronizations; `None` for `network`.
 
     Returns:
         A `DistributedCost`.
@@ -202,44 +211,44 @@ def distributed_cost(
         )
     check_count(devices, "devices", "distributed_cost")
     check_count(every, "every", "distributed_cost")
-    share, more = 1.0, 2 * step.params_bytes
+    code_ratio, outer_state = 1.0, 2 * step.params_bytes
     if block_size is not None:
         check_count(block_size, "block_size", "distributed_cost")
-        # Codes take one byte for each float32, and a float32 scale for each block.
-        share, more = (1 + 4 / block_size) / 4, 3 * step.params_bytes
+        # Bytes per float32: one code of 1 byte, and a scale of 4 bytes per block.
+        code_ratio, outer_state = (1 + 4 / block_size) / 4, 3 * step.params_bytes
     size, state = float(step.params_bytes), float(step.state_bytes)
-    # A ring sends N - 1 of N parts, the minimum for a reduce-scatter or an all-gather.
-    travels = size * (devices - 1) / devices
+    # In a ring reduce-scatter or all-gather, a device sends N - 1 of N parts, the minimum.
+    ring_bytes = size * (devices - 1) / devices
     gradient_seconds = sum(p.seconds(hardware) for p in (step.forward, step.backward))
-    whole = hardware.seconds(step.update.total)
-    # Count the largest part, because N doesn't always divide the work.
-    parts = {k: -(-n // devices) for k, n in dataclasses.asdict(step.update.total).items()}
-    part = hardware.seconds(Work(**parts))
+    update_seconds = hardware.seconds(step.update.total)
+    # Rounded up, because the slowest device has the largest part.
+    part = {k: -(-n // devices) for k, n in dataclasses.asdict(step.update.total).items()}
+    part_seconds = hardware.seconds(Work(**part))
 
     ddp = DeviceCost(
         params_bytes=size,
         grads_bytes=size,
         state_bytes=state,
         kept_bytes=step.residual_bytes,
-        sent_bytes=2 * travels,
+        sent_bytes=2 * ring_bytes,
         gradient_seconds=gradient_seconds,
-        update_seconds=whole,
-        network_seconds=network.seconds(2 * travels, 2, devices),
+        update_seconds=update_seconds,
+        network_seconds=network.seconds(2 * ring_bytes, 2, devices),
     )
-    zero1 = dataclasses.replace(ddp, state_bytes=state / devices, update_seconds=part)
+    zero1 = dataclasses.replace(ddp, state_bytes=state / devices, update_seconds=part_seconds)
     fsdp = dataclasses.replace(
         zero1,
         params_bytes=size / devices,
         grads_bytes=size / devices,
-        sent_bytes=3 * travels,
-        network_seconds=network.seconds(3 * travels, 3, devices),
+        sent_bytes=3 * ring_bytes,
+        network_seconds=network.seconds(3 * ring_bytes, 3, devices),
     )
-    meeting = (meeting_network or network).seconds(2 * travels * share, 2, devices)
+    outer_bytes = 2 * ring_bytes * code_ratio
     diloco = dataclasses.replace(
         ddp,
-        state_bytes=state + more,
-        sent_bytes=2 * travels * share / every,
-        network_seconds=meeting / every,
+        state_bytes=state + outer_state,
+        sent_bytes=outer_bytes / every,
+        network_seconds=(meeting_network or network).seconds(outer_bytes, 2, devices) / every,
     )
     ways = {"ddp": ddp, "zero1": zero1, "fsdp": fsdp, "diloco": diloco}
     return DistributedCost(int(devices), ways)

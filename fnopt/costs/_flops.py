@@ -12,7 +12,7 @@ from fnopt.costs._roofline import Work
 
 
 def _count(op: Op, per_matrix: float, batch: int) -> Work:
-    # A complex multiply-add is four real ones.
+    # A complex multiply-add takes four real multiply-adds.
     factor = 4 if jnp.issubdtype(op.avals[0].dtype, jnp.complexfloating) else 1
     return Work(elementwise_flops=round(factor * batch * per_matrix))
 
@@ -24,26 +24,29 @@ def _matrix(op: Op) -> tuple[int, int, int]:
 
 
 def cholesky(op: Op) -> Work:
-    """FLOPs n³/3."""
+    """FLOPs n³/3 of a Cholesky factorization."""
     batch, n, _ = _matrix(op)
     return _count(op, n**3 / 3, batch)
 
 
 def triangular_solve(op: Op) -> Work:
-    """FLOPs n² per right-hand side."""
+    """FLOPs n² per right-hand side of a triangular solve."""
     *_, n, _ = op.avals[0].shape
     return _count(op, n * op.avals[1].size, 1)
 
 
 def lu(op: Op) -> Work:
-    """FLOPs k² (max - k/3) with k = min(m, n): 2n³/3 for a square matrix."""
+    """FLOPs k² (max(m, n) - k/3) of an LU factorization, with k = min(m, n).
+
+    For a square matrix this is 2n³/3.
+    """
     batch, m, n = _matrix(op)
     k = min(m, n)
     return _count(op, k**2 * (max(m, n) - k / 3), batch)
 
 
 def geqrf(op: Op) -> Work:
-    """FLOPs 2 k² (max - k/3) of the Householder reflections of a QR factorization."""
+    """FLOPs 2 k² (max(m, n) - k/3) of the Householder reflections of a QR factorization."""
     batch, m, n = _matrix(op)
     k = min(m, n)
     return _count(op, 2 * k**2 * (max(m, n) - k / 3), batch)
@@ -67,7 +70,7 @@ def qr(op: Op) -> Work:
 
 
 def tridiagonal_solve(op: Op) -> Work:
-    """FLOPs 3n for the elimination and 5n per right-hand side."""
+    """FLOPs of the Thomas algorithm: 3n for the elimination and 5n per right-hand side."""
     n, b = op.avals[0].shape[-1], op.avals[3]
     batch = op.avals[0].size // max(n, 1)
     return _count(op, 3 * n * batch + 5 * b.size, 1)
@@ -83,7 +86,7 @@ def fft(op: Op) -> Work:
 
 
 def sort(op: Op) -> Work:
-    """Comparisons N ceil(log2 n) per row."""
+    """Comparisons of a merge sort: ceil(log2 n) per element of an axis of length n."""
     n = op.avals[0].shape[op.params["dimension"]]
     return Work(elementwise_flops=op.avals[0].size * max(n - 1, 0).bit_length())
 
@@ -106,7 +109,7 @@ def ragged_dot_general(op: Op) -> Work:
     (contracted, _), _ = numbers.dot_dimension_numbers
     length = _length(op.avals[0], contracted)
     ragged = set(numbers.lhs_ragged_dimensions) & set(contracted)
-    # With the contracted axis split into groups, the result has one matrix for each of them.
+    # If the contracted axis is divided into groups, the result has one matrix per group.
     groups = op.avals[2].shape[-1] if ragged else 1
     return _multiply_adds(op, op.out.size * length // groups)
 
@@ -114,7 +117,7 @@ def ragged_dot_general(op: Op) -> Work:
 def conv_general_dilated(op: Op) -> Work:
     """FLOPs 2 x batch x output features x input features of a group x valid taps.
 
-    Kernel taps on padding, or between the elements of a dilated input, aren't counted.
+    Kernel taps that read padding, or gaps between the elements of a dilated input, aren't counted.
     """
     p = op.params
     numbers = p["dimension_numbers"]
@@ -141,16 +144,16 @@ def valid_taps(
     lhs_dilation: int,
     rhs_dilation: int,
 ) -> int:
-    """Pairs of an output position and a kernel tap that read an element of the input, in one axis.
+    """Number of pairs of an output position and a kernel tap that read an input element.
 
-    Output `o` and tap `k` read position `o * stride + k * rhs_dilation - padding[0]` of the input,
-    whose elements are `lhs_dilation` apart.
+    In one axis, output `o` and tap `k` read position `o * stride + k * rhs_dilation - padding[0]`
+    of the input, whose elements are `lhs_dilation` apart.
     """
     low, high = padding
     extent = (size - 1) * lhs_dilation + 1 if size else 0
     window = (kernel - 1) * rhs_dilation + 1
     outputs = max(0, (low + extent + high - window) // stride + 1)
-    # If one of the first output positions reads an element, every `period`-th position does.
+    # The outputs that read an element with tap `k` are `period` apart, from the first on.
     period = lhs_dilation // math.gcd(stride, lhs_dilation)
     count = 0
     for k in range(kernel):
@@ -170,6 +173,6 @@ def _length(aval: Any, axes: Any) -> int:
 
 
 def _multiply_adds(op: Op, count: int) -> Work:
-    # A complex multiply-add is four real ones.
+    # A complex multiply-add takes four real multiply-adds.
     complex_valued = jnp.issubdtype(op.out.dtype, jnp.complexfloating)
     return Work(matmul_flops=2 * count * (4 if complex_valued else 1))

@@ -1,4 +1,4 @@
-"""Table from the names of primitives to FLOP rules."""
+"""FLOP rules of primitives, keyed by the primitive's name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fnopt.costs._roofline import Work
 
 Rule = Callable[[Op], Work]
 
-# Primitives that only move, create or name data, or operate on integers and random bits.
+# Primitives without FLOPs: they move, create or name data, or operate on integers or random bits.
 _FREE = VIEWS | names("""
     concatenate stack pad iota zeros_like empty empty2 create_token after_all axis_index
     real imag complex
@@ -39,8 +39,8 @@ _REDUCTIONS = names("""
 _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin"}
 _WINDOWS = {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 
-# Real operations of a complex operation: a product takes four products and two sums, and a quotient
-# (by |b|^2) takes eleven.
+# Real operations per complex operation; 2 for other names. A product takes 4 products and 2 sums. A
+# quotient a conj(b) / |b|^2 takes 6 for the product, 3 for |b|^2 and 2 divisions.
 _COMPLEX = {"mul": 6, "div": 11, "square": 5, "one_minus_square": 3, "polynomial": 4}
 
 
@@ -54,7 +54,7 @@ def _arithmetic(op: Op, count: int) -> Work:
 
 def _integer_pow(op: Op) -> Work:
     y = op.params["y"]
-    # An integer power takes repeated squaring, and one division if it is negative.
+    # Repeated squaring, and one division for a negative power.
     products = abs(y).bit_length() - 1 + abs(y).bit_count() - 1 if y else 0
     return _arithmetic(op, op.out.size * (products + (y < 0)))
 
@@ -105,7 +105,7 @@ RULES: dict[str, Rule] = {
     "top_k": flops.top_k,
 }
 
-# Operations with their own memory traffic; all others are assumed to be fused.
+# Operations that read and write memory; other operations with a rule are assumed to be fused.
 MEMORY_BOUND_BY_ITSELF = names("""
     dot_general ragged_dot_general conv_general_dilated cholesky triangular_solve lu qr geqrf
     householder_product tridiagonal_solve fft sort top_k
@@ -126,7 +126,7 @@ def reason_unknown(name: str) -> str:
     if name in _HOST:
         return "it runs on the host"
     if name in _ITERATIVE:
-        return "an iterative factorization, whose work depends on the numbers"
+        return "an iterative factorization, whose FLOPs depend on the values"
     if name in {"ffi_call", "custom_call", "pallas_call"}:
         return "a kernel that can't be inspected"
     return "no rule for this primitive"

@@ -1,4 +1,4 @@
-"""Traced program as a list of operations, with calls inlined and dead code eliminated."""
+"""Computation graph of a traced program: inlining of calls, and dead-code elimination."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fnopt.programs import (
 
 
 def names(text: str) -> frozenset[str]:
-    """Set of names from a space-separated string."""
+    """Split a string into a set of names."""
     return frozenset(text.split())
 
 
-# Primitives that are views of their first operand (or of each operand in turn) in another shape,
-# dtype or order, or of a part of it: reading the result reads the operand's memory.
+# Primitives whose result is a view of the first operand, or of a part of the operand, in another
+# shape, dtype or order: reading the result reads the operand's memory.
 VIEWS = names("""
     reshape transpose squeeze expand_dims broadcast_in_dim convert_element_type slice dynamic_slice
     gather split unstack tile rev copy copy_p name tap stop_gradient optimization_barrier
@@ -56,11 +56,10 @@ class Cell:
     """Node of the computation graph: one value of the program.
 
     Attributes:
-        aval: Its shape and dtype.
-        known: The number, if the cell is a concrete scalar: a constant of the program or an
-            argument.
-        base: The cell whose memory this cell views, if it is a view.
-        maker: The operation that computes it.
+        aval: The shape and dtype.
+        known: The value of a concrete scalar (a constant or an argument); `None` otherwise.
+        base: For a view, the cell whose memory is viewed; `None` otherwise.
+        maker: The operation that computes the cell.
         enters: Whether the cell is an argument inside `maker`, such as a carried value of a loop.
     """
 
@@ -72,7 +71,7 @@ class Cell:
 
     @property
     def root(self) -> Cell:
-        """Cell whose memory this cell uses."""
+        """Cell that owns the memory of this cell."""
         return self if self.base is None else self.base.root
 
 
@@ -83,12 +82,12 @@ class Op:
     Attributes:
         name: The primitive's name.
         params: The equation's parameters.
-        inputs: Its operands.
-        outputs: Its results.
+        inputs: The operands.
+        outputs: The results.
         scope: The parts of the model that contain the operation, outermost first.
         control: The kind of control flow (loop, conditional or map), if any.
-        bodies: Its inner programs: `(body,)` of a scan, `(test, body)` of a while
-            loop, the branches of a cond.
+        bodies: The inner programs: `(body,)` of a scan, `(test, body)` of a while loop, the
+            branches of a cond.
         effects: Whether the operation has side effects, so that it is never removed.
         used: Mask of the outputs that are used; set when the program is pruned.
     """
@@ -115,7 +114,7 @@ class Op:
 
 
 class Graph(NamedTuple):
-    """A program: operations in order, inputs and outputs (`None` for unused ones)."""
+    """A program: inputs, operations in order, and outputs (`None` for unused outputs)."""
 
     inputs: list[Cell]
     ops: list[Op]
@@ -123,12 +122,12 @@ class Graph(NamedTuple):
 
 
 def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """Trace `fn` for arguments of these shapes; nothing is computed."""
+    """Trace `fn` for arguments of these shapes without running it."""
     with (
         explain_jax_errors("cost", "the function"),
         explain_missing_keys(args[0] if args else None),
     ):
-        # A copy, because JAX caches traces by function, and globals that it reads may change.
+        # A copy, because JAX caches the trace of a function, although its globals may change.
         closed = jax.make_jaxpr(copy_function(fn))(*args, **kwargs)
     graph = graph_of(jaxprs.SubJaxpr("", closed.jaxpr, tuple(closed.consts)))
     for cell, leaf in zip(graph.inputs, jax.tree.leaves((args, kwargs)), strict=False):
@@ -137,7 +136,7 @@ def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def graph_of(sub: jaxprs.SubJaxpr) -> Graph:
-    """Graph of a jaxpr, whose inputs are the arguments and then the constants."""
+    """Graph of a jaxpr; the inputs are the arguments, followed by the constants."""
     inputs = [Cell(v.aval) for v in sub.jaxpr.invars]
     consts = _constants(sub)
     ops: list[Op] = []
@@ -146,7 +145,7 @@ def graph_of(sub: jaxprs.SubJaxpr) -> Graph:
 
 
 def number(x: Any) -> int | Fraction | None:
-    """Value of a concrete finite scalar; `None` for other objects (a shape, a tracer, infinity)."""
+    """Value of a concrete finite scalar; `None` for other objects, such as tracers or arrays."""
     scalar = isinstance(x, (bool, int, float)) or getattr(x, "shape", None) == ()
     if not scalar or isinstance(x, (Tracer, jax.ShapeDtypeStruct)):
         return None
@@ -171,7 +170,7 @@ def _run(
     scope: tuple[str, ...],
     ops: list[Op],
 ) -> list[Cell]:
-    """Append the operations of a jaxpr to `ops`, and return the cells of its outputs."""
+    """Append the operations of a jaxpr to `ops`; return the output cells."""
     env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(
         zip(jaxpr.invars, inputs, strict=True)
     )
@@ -180,16 +179,16 @@ def _run(
         return Cell(atom.aval, number(atom.val)) if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        found = [read(a) for a in eqn.invars]
-        here = _scope_of(eqn, scope)
-        call = call_view(eqn, found)
+        operands = [read(a) for a in eqn.invars]
+        eqn_scope = _scope_of(eqn, scope)
+        call = call_view(eqn, operands)
         if call is None:
-            op = _operation(eqn, found, here)
+            op = _operation(eqn, operands, eqn_scope)
             ops.append(op)
             outputs = op.outputs
         else:
-            sub, passed = call
-            outputs = _run(sub.jaxpr, passed, _constants(sub), _inside(eqn, sub, here), ops)
+            sub, args = call
+            outputs = _run(sub.jaxpr, args, _constants(sub), _call_scope(eqn, sub, eqn_scope), ops)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(a) for a in jaxpr.outvars]
 
@@ -200,6 +199,7 @@ def _operation(eqn: jex.JaxprEqn, inputs: list[Cell], scope: tuple[str, ...]) ->
     bodies = _bodies(control)
     if name in VIEWS | IN_PLACE:
         for i, out in enumerate(outputs):
+            # Output `i` of an optimization barrier is operand `i`.
             out.base = inputs[min(i, len(inputs) - 1) if name == "optimization_barrier" else 0]
     params, effects = dict(eqn.params), bool(eqn.effects)
     op = Op(name, params, inputs, outputs, scope, control, bodies, effects)
@@ -224,25 +224,25 @@ def _bodies(control: Control | None) -> tuple[Graph, ...]:
 
 
 def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
-    """Named scopes around an equation; the forward and backward pass of a scope are one part."""
-    own: tuple[str, ...] = ()
+    """Named scopes of an equation, without the names of transformations such as `jvp(...)`."""
+    parts: tuple[str, ...] = ()
     for part in jaxprs.name_scopes(eqn):
         while match := _TRANSFORMED.match(part):
             part = match[1]
         if part and part != "rematted_computation":
-            own = (*own, part)
-    # In the backward pass, a rematerialized part has its name twice: for the original and for the
-    # recomputation.
-    half = len(own) // 2
-    if jaxprs.is_remat(eqn) and own[:half] == own[half:]:
-        own = own[:half]
-    return outer + own
+            parts = (*parts, part)
+    # In the backward pass, the scopes of a rematerialized part appear twice, for the original and
+    # for the recomputation.
+    half = len(parts) // 2
+    if jaxprs.is_remat(eqn) and parts[:half] == parts[half:]:
+        parts = parts[:half]
+    return outer + parts
 
 
-def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> tuple[str, ...]:
-    """Add the name of a user's jitted function to the scopes, but not of JAX's (`relu`)."""
+def _call_scope(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> tuple[str, ...]:
+    """Scope of the body of a call: a user's jitted function adds its name."""
     name = eqn.params.get("name")
-    # JAX's own functions are jitted too, and would otherwise be parts of every model.
+    # Functions of JAX, such as `relu`, are jitted too, and would otherwise be parts of every model.
     file = getattr(sub.jaxpr.debug_info, "func_filename", None) or _JAX
     named = jaxprs.is_call(eqn) and name and name != "<lambda>" and not file.startswith(_JAX)
     return (*scope, str(name)) if named else scope
@@ -265,13 +265,14 @@ def prune(graph: Graph, keep: Sequence[bool] | None = None) -> tuple[Graph, list
     for op in reversed(graph.ops):
         used = [c in needed for c in op.outputs]
         if any(used) or op.effects:
-            kept, reads = _prune_op(op, used)
-            ops.append(dataclasses.replace(kept, used=used))
+            pruned, reads = _prune_op(op, used)
+            ops.append(dataclasses.replace(pruned, used=used))
             needed.update(c for c, r in zip(op.inputs, reads, strict=True) if r)
     return Graph(graph.inputs, ops[::-1], outputs), [c in needed for c in graph.inputs]
 
 
 def _prune_op(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
+    """Prune the bodies of an operation; return the operation and a mask of its used inputs."""
     match op.control:
         case Scan() as loop:
             return _prune_scan(op, loop, used)
@@ -288,15 +289,16 @@ def _prune_op(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
 def _prune_scan(op: Op, loop: Scan, used: list[bool]) -> tuple[Op, list[bool]]:
     consts, carries = loop.consts, loop.carry
     keep = list(used)
-    # A carry is needed if a needed carry reads it, which takes at most as many rounds as carries.
+    # Fixed point: a carry is needed if a needed carry or output reads it. Every round adds at least
+    # one carry.
     while True:
         body, reads = prune(op.bodies[0], keep)
-        grown = _either(keep[:carries], reads[consts : consts + carries])
-        if grown == keep[:carries]:
+        needed = _either(keep[:carries], reads[consts : consts + carries])
+        if needed == keep[:carries]:
             break
-        keep[:carries] = grown
+        keep[:carries] = needed
     reads[consts : consts + carries] = keep[:carries]
-    # After its arguments, a body lists its own constants, which aren't inputs of the operation.
+    # The inputs of a body end with its constants, which aren't inputs of the operation.
     return dataclasses.replace(op, bodies=(body,)), reads[: len(op.inputs)]
 
 
@@ -307,12 +309,12 @@ def _prune_while(op: Op, loop: While, used: list[bool]) -> tuple[Op, list[bool]]
     keep = _either(used, test_reads[n_test : n_test + carries])
     while True:
         body, reads = prune(op.bodies[1], keep)
-        grown = _either(keep, reads[n_body : n_body + carries])
-        if grown == keep:
+        needed = _either(keep, reads[n_body : n_body + carries])
+        if needed == keep:
             break
-        keep = grown
-    kept = dataclasses.replace(op, bodies=(test, body))
-    return kept, [*test_reads[:n_test], *reads[:n_body], *keep]
+        keep = needed
+    pruned = dataclasses.replace(op, bodies=(test, body))
+    return pruned, [*test_reads[:n_test], *reads[:n_body], *keep]
 
 
 def _prune_cond(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:

@@ -1,4 +1,4 @@
-"""Linear bounds of loop variables, and the iterations in which comparisons hold."""
+"""Arithmetic of linear bounds, and the iterations in which comparisons hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LinearBounds(NamedTuple):
         high: The upper bound in iteration 0.
         fall: The change of the lower bound per iteration.
         rise: The change of the upper bound per iteration.
-        lasts: The last iteration for which the bounds hold, before the number overflows.
+        lasts: The last iteration in which the bounds hold, before the value overflows.
     """
 
     low: Number
@@ -30,13 +30,13 @@ class LinearBounds(NamedTuple):
     lasts: Number = math.inf
 
     @property
-    def known(self) -> bool:
+    def finite(self) -> bool:
         """Whether both bounds are finite."""
         return -math.inf < self.low and self.high < math.inf
 
     @property
-    def steady(self) -> bool:
-        """Whether the bounds are constant."""
+    def constant(self) -> bool:
+        """Whether the bounds are the same in all iterations."""
         return self.fall == self.rise == 0
 
 
@@ -44,12 +44,12 @@ ANY = LinearBounds(-math.inf, math.inf)
 
 
 class TripSpan(NamedTuple):
-    """The iterations in which a condition holds.
+    """Partial knowledge about the iterations in which a condition holds.
 
     Attributes:
-        until: The condition holds in all iterations before this one.
+        until: The condition holds in all iterations before this iteration.
         end: The condition doesn't hold in this iteration.
-        after: The condition holds neither in this iteration nor in a later one.
+        after: The condition doesn't hold in this iteration and in all later iterations.
     """
 
     until: Number = 0
@@ -57,19 +57,20 @@ class TripSpan(NamedTuple):
     after: Number = math.inf
 
 
-def both(*spans: TripSpan) -> TripSpan:
-    """The iterations in which all conditions hold."""
+def conjunction(*spans: TripSpan) -> TripSpan:
+    """Iterations in which all conditions hold."""
     return TripSpan(*map(min, zip(*spans, strict=True)))
 
 
-def either(*spans: TripSpan) -> TripSpan:
-    """The iterations in which at least one condition holds."""
+def disjunction(*spans: TripSpan) -> TripSpan:
+    """Iterations in which at least one condition holds."""
+    # All conditions must fail in one iteration, which is certain only from the last `after` on.
     until, _, after = map(max, zip(*spans, strict=True))
     return TripSpan(until, after, after)
 
 
 def always(holds: bool) -> TripSpan:
-    """The iterations of a condition that always holds, or never holds."""
+    """Iterations of a condition that always holds (or never holds)."""
     trips = math.inf if holds else 0
     return TripSpan(trips, trips, trips)
 
@@ -81,106 +82,108 @@ def difference(a: LinearBounds, b: LinearBounds) -> LinearBounds:
 
 
 def plus(a: LinearBounds, b: LinearBounds) -> LinearBounds:
-    """Bounds of `a + b`; infinite if the sum may overflow, as with an unbounded operand."""
-    return difference(a, _flipped(b)) if a.known and b.known else ANY
+    """Bounds of `a + b`; infinite if an operand is unbounded, because the sum may overflow."""
+    return difference(a, _negative(b)) if a.finite and b.finite else ANY
 
 
 def minus(a: LinearBounds, b: LinearBounds) -> LinearBounds:
-    """Bounds of `a - b`; infinite if the difference may overflow."""
-    return plus(a, _flipped(b))
+    """Bounds of `a - b`; infinite if an operand is unbounded."""
+    return plus(a, _negative(b))
 
 
 def times(a: LinearBounds, b: LinearBounds) -> LinearBounds:
-    """Bounds of a product with at least one constant factor."""
-    if not (a.known and b.known) or not (a.steady or b.steady):
+    """Bounds of `a * b`; infinite unless at least one factor has constant bounds."""
+    if not (a.finite and b.finite) or not (a.constant or b.constant):
         return ANY
-    if not b.steady:
+    if not b.constant:
         a, b = b, a
     lasts = min(a.lasts, b.lasts)
-    if a.steady:
+    if a.constant:
         corners = [x * y for x in a[:2] for y in b[:2]]
         return LinearBounds(min(corners), max(corners), lasts=lasts)
     if b.low != b.high:
         return ANY
     factor: Any = b.low
-    a = a if factor >= 0 else _flipped(a)
+    a = a if factor >= 0 else _negative(a)
     low, high, fall, rise = (x * abs(factor) for x in a[:4])
     return LinearBounds(low, high, fall, rise, lasts)
 
 
-def largest(a: LinearBounds, b: LinearBounds) -> LinearBounds:
+def maximum(a: LinearBounds, b: LinearBounds) -> LinearBounds:
     """Bounds of `max(a, b)`."""
+    # Each operand's lower bound is a lower bound of the maximum; use the one that grows fastest.
     low, fall = max((a.low, a.fall), (b.low, b.fall), key=lambda line: line[::-1])
     return LinearBounds(low, max(a.high, b.high), fall, max(a.rise, b.rise), min(a.lasts, b.lasts))
 
 
-def smallest(a: LinearBounds, b: LinearBounds) -> LinearBounds:
+def minimum(a: LinearBounds, b: LinearBounds) -> LinearBounds:
     """Bounds of `min(a, b)`."""
-    return _flipped(largest(_flipped(a), _flipped(b)))
+    return _negative(maximum(_negative(a), _negative(b)))
 
 
 def any_of(lines: Sequence[LinearBounds]) -> LinearBounds:
-    """Bounds of a number that equals one of several numbers."""
+    """Bounds of a value that equals one of several values."""
     lows, highs, falls, rises, lasts = zip(*lines, strict=True)
     return LinearBounds(min(lows), max(highs), min(falls), max(rises), min(lasts))
 
 
-def fitted(line: LinearBounds, dtype: Any) -> LinearBounds:
-    """Restrict bounds to the iterations in which the dtype represents the bounded numbers.
+def restrict_to_dtype(line: LinearBounds, dtype: Any) -> LinearBounds:
+    """Restrict bounds to the iterations in which the dtype represents the values exactly.
 
-    Bounds of floating-point numbers hold while the numbers are integers that the dtype represents
-    exactly.
+    For floating-point dtypes, only integers have bounds, because other values may be rounded.
     """
     if jnp.issubdtype(dtype, jnp.floating):
-        # Integers up to 2^(mantissa + 1) are exact; beyond, x + 1 may equal x, and a loop may never
-        # end.
-        most: Number = 2 ** (jnp.finfo(dtype).nmant + 1)
-        least = -most
-        if not line.known or any(x % 1 for x in line[:4]):
+        # Integers up to 2^(mantissa + 1) are exact. For larger x, x + 1 may equal x, and a loop may
+        # never end.
+        top: Number = 2 ** (jnp.finfo(dtype).nmant + 1)
+        bottom = -top
+        if not line.finite or any(x % 1 for x in line[:4]):
             return ANY
     elif jnp.issubdtype(dtype, jnp.integer):
-        least, most = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
+        bottom, top = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
     elif jnp.issubdtype(dtype, jnp.bool_):
-        return line if line.known else LinearBounds(0, 1)
+        return line if line.finite else LinearBounds(0, 1)
     else:
         return ANY
-    above, below = _lasts(line.low - least, line.fall), _lasts(most - line.high, -line.rise)
-    lasts = min(line.lasts, above, below)
+    low_lasts = _last_nonnegative(line.low - bottom, line.fall)
+    high_lasts = _last_nonnegative(top - line.high, -line.rise)
+    lasts = min(line.lasts, low_lasts, high_lasts)
     return line._replace(lasts=lasts) if lasts >= 0 else ANY
 
 
 def positive(line: LinearBounds, strictly: bool) -> TripSpan:
-    """The iterations in which a number is positive, or nonnegative."""
+    """Iterations in which a value is positive (or nonnegative, unless `strictly`)."""
     until = _first_below(line.low, line.fall, strictly)
     end = _first_below(line.high, line.rise, strictly)
     return TripSpan(until, end, end if line.rise <= 0 else math.inf)
 
 
 def zero(line: LinearBounds, is_zero: bool) -> TripSpan:
-    """The iterations in which a number is zero, or nonzero, if its value is always known."""
+    """Iterations in which a value is zero (or nonzero); unknown unless the bounds are equal."""
     low, high, fall, rise, _ = line
     if low != high or fall != rise:
         return TripSpan()
     if fall == 0:
         return always((low == 0) == is_zero)
     trip, rest = divmod(-low, fall)
-    met = trip if rest == 0 and trip >= 0 else None
+    root = trip if rest == 0 and trip >= 0 else None
     if not is_zero:
-        return always(True) if met is None else TripSpan(met, met)
-    if met == 0:
+        return always(True) if root is None else TripSpan(root, root)
+    if root == 0:
         return TripSpan(1, 1, 1)
-    return TripSpan(0, 0, 0 if met is None else met + 1)
+    return TripSpan(0, 0, 0 if root is None else root + 1)
 
 
-def _flipped(line: LinearBounds) -> LinearBounds:
+def _negative(line: LinearBounds) -> LinearBounds:
     return LinearBounds(-line.high, -line.low, -line.rise, -line.fall, line.lasts)
 
 
-def _lasts(room: Number, change: int | Fraction) -> Number:
-    """Last iteration in which `room + change t` is at least zero; -1 without such an iteration."""
-    if math.isinf(room):  # an unbounded number stays within its dtype if `room` doesn't shrink
+def _last_nonnegative(start: Number, change: int | Fraction) -> Number:
+    """Last iteration in which `start + change t` is nonnegative; -1 without such an iteration."""
+    # A value without a bound is still a value of its dtype, unless the bound tightens with `t`.
+    if math.isinf(start):
         return math.inf if change >= 0 else -1
-    return _first_below(room, change, strictly=False) - 1
+    return _first_below(start, change, strictly=False) - 1
 
 
 def _first_below(start: Number, change: int | Fraction, strictly: bool) -> Number:
@@ -189,5 +192,5 @@ def _first_below(start: Number, change: int | Fraction, strictly: bool) -> Numbe
         return 0
     if change >= 0 or start == math.inf:
         return math.inf
-    whole, rest = divmod(start, -change)
-    return whole + (1 if rest or not strictly else 0)
+    quotient, rest = divmod(start, -change)
+    return quotient + (1 if rest or not strictly else 0)

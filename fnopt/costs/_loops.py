@@ -6,26 +6,32 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fnopt.costs._counters import SAME, CounterBounds, cases_of, entry_of
+from fnopt.costs._counters import (
+    MAX_DEPTH,
+    MAX_VISITS,
+    SAME,
+    CounterBounds,
+    cases_of,
+    entry_of,
+)
 from fnopt.costs._graph import Cell, Op
 from fnopt.costs._lines import (
     LinearBounds,
     Number,
     TripSpan,
     always,
-    both,
+    conjunction,
     difference,
-    either,
+    disjunction,
     positive,
     zero,
 )
 
-# Whether a comparison uses `right - left` instead of `left - right`, and whether this difference
-# must be above zero, not just at least zero.
+# For each comparison: whether it is equivalent to a condition on `right - left` instead of
+# `left - right`, and whether this difference must be positive instead of nonnegative.
 _COMPARED = {"gt": (False, True), "ge": (False, False), "lt": (True, True), "le": (True, False)}
 _OPPOSITE = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt"}
-_LIMIT = 2**31 - 2  # a loop that counts to the largest int32 has no limit in practice
-_DEEPEST, _LONGEST = 60, 5_000  # the limits of `_counters`
+_LIMIT = 2**31 - 2  # a loop that counts to the largest int32 is practically unbounded
 
 
 class Trips(NamedTuple):
@@ -41,30 +47,37 @@ class Trips(NamedTuple):
 
 
 def trip_count(op: Op) -> Trips | None:
-    """Upper bound of the trip count of a while loop; `None` if the program determines none.
+    """Trip count of a while loop, or an upper bound; `None` if the program doesn't determine one.
 
-    The analysis propagates loop variables that change by a known amount per iteration through the
-    condition. A conjunction of comparisons ends the loop when its first comparison fails, a
-    disjunction when its last comparison fails. A batched loop (`jax.vmap`) ends with its last
-    example, so the bounds cover all examples.
+    The analysis evaluates the loop's condition with linear bounds of the loop variables. A
+    conjunction of comparisons ends the loop when the first comparison fails; a disjunction ends the
+    loop when the last comparison fails. A batched loop (`jax.vmap`) runs until the last example has
+    finished, so the bounds cover all examples.
     """
-    whole = op.bodies[1].inputs[0].maker  # the body before pruning
-    assert whole is not None
-    return _Conditions(whole).trips()
+    original = op.bodies[1].inputs[0].maker  # pruning may have removed operations of `op`
+    assert original is not None
+    return _Conditions(original).trips()
 
 
 class _Conditions:
-    """Iterations in which the conditions of a loop hold."""
+    """Iterations in which the conditions of a loop hold.
+
+    Attributes:
+        op: The while loop.
+        numbers: Bounds of the numbers in the loop.
+        open: Conditions that are being analyzed, to end recursions.
+        lasts: The last iteration in which no number overflows.
+    """
 
     def __init__(self, op: Op) -> None:
         self.op = op
-        self.numbers = CounterBounds(op, _most_trips)
+        self.numbers = CounterBounds(op, _max_trips)
         self.open: set[tuple[Cell, bool]] = set()
         self.depth = self.visits = 0
-        self.lasts: Number = math.inf  # the last iteration in which no number overflows
+        self.lasts: Number = math.inf
 
     def trips(self) -> Trips | None:
-        """Number of iterations, if the loop ends."""
+        """Trip count of the loop, or an upper bound; `None` if the loop may not end."""
         span = self.span(self.op.bodies[0].outputs[0], True)
         if span.end > min(self.lasts, _LIMIT):
             return None
@@ -77,22 +90,23 @@ class _Conditions:
         if cell.known is not None:
             return always(bool(cell.known) == wanted)
         self.visits += 1
-        if cell.maker is None or self.depth > _DEEPEST or self.visits > _LONGEST:
+        if cell.maker is None or self.depth > MAX_DEPTH or self.visits > MAX_VISITS:
             return TripSpan()
         self.depth += 1
-        found = (
-            self.entered(cell, wanted) if cell.enters else self.result_of(cell.maker, cell, wanted)
+        span = (
+            self.argument(cell, wanted) if cell.enters else self.result_of(cell.maker, cell, wanted)
         )
         self.depth -= 1
-        return found
+        return span
 
     def result_of(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
-        """Iterations in which a condition holds, from the operation that computes it."""
+        """Iterations in which a condition holds, from the operation that computes the condition."""
         a, b = (*op.inputs, None, None)[:2]
         parts = _parts(op)
         if parts and cell.aval.dtype == bool:
-            combined = both if op.name.endswith("and") == wanted else either
-            return combined(*(self.span(part, wanted) for part in parts))
+            # De Morgan: a conjunction is false if at least one operand is false.
+            combine = conjunction if op.name.endswith("and") == wanted else disjunction
+            return combine(*(self.span(part, wanted) for part in parts))
         if op.name in SAME and a is not None:
             if a.aval.dtype == bool:
                 return self.span(a, wanted)
@@ -105,15 +119,17 @@ class _Conditions:
             return self.compared(op.name if wanted else _OPPOSITE[op.name], op)
         if op.name in {"eq", "ne", "xor"} and a is not None and b is not None:
             return self.equal(a, b, (op.name == "eq") == wanted)
-        return self.chosen(op, cell, wanted)
+        return self.selection(op, cell, wanted)
 
     def compared(self, name: str, op: Op) -> TripSpan:
+        """Iterations in which an inequality between the operands holds."""
         left, right = map(self.numbers.line, op.inputs)
         reverse, strictly = _COMPARED[name]
         line = difference(right, left) if reverse else difference(left, right)
         return self.until_overflow(positive(line, strictly), line)
 
     def equal(self, a: Cell, b: Cell, wanted: bool) -> TripSpan:
+        """Iterations in which `a` and `b` are equal (or unequal)."""
         if a.aval.dtype != bool:
             line = difference(self.numbers.line(a), self.numbers.line(b))
             return self.until_overflow(zero(line, wanted), line)
@@ -122,32 +138,33 @@ class _Conditions:
         return TripSpan() if b.known is None else self.span(a, bool(b.known) == wanted)
 
     def until_overflow(self, span: TripSpan, line: LinearBounds) -> TripSpan:
-        """Restrict iterations to those before the numbers overflow."""
+        """Restrict a span to the iterations before a number overflows."""
         if span.end > line.lasts:
             return TripSpan(min(span.until, line.lasts + 1))
         self.lasts = min(self.lasts, line.lasts)
         return span
 
-    def chosen(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
-        """Iterations in which a condition holds that equals one of several conditions."""
+    def selection(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
+        """Iterations in which a condition holds that a select or a cond returns."""
         spans = [self.span(case, wanted) for case in cases_of(op, cell)]
-        if len(spans) == 2:  # the second where the first operand is true
-            first, second = (self.span(op.inputs[0], which) for which in (False, True))
-            return either(both(first, spans[0]), both(second, spans[1]))
+        if len(spans) == 2:  # the predicate selects the second case if it is true
+            first, second = (self.span(op.inputs[0], predicate) for predicate in (False, True))
+            return disjunction(conjunction(first, spans[0]), conjunction(second, spans[1]))
         if not spans:
             return TripSpan()
         after = max(span.after for span in spans)
         return TripSpan(min(span.until for span in spans), after, after)
 
-    def entered(self, cell: Cell, wanted: bool) -> TripSpan:
-        """Iterations in which a condition holds that is an argument of a loop body or branch."""
+    def argument(self, cell: Cell, wanted: bool) -> TripSpan:
+        """Iterations in which an argument of a loop body or branch is true (or false)."""
         entry = entry_of(cell)
         if entry.inside is None:
             return self.span(entry.outside, wanted)
         if entry.op is not self.op:
             return TripSpan()
         if (entry.inside, wanted) in self.open:
-            # By induction: the condition is constant as long as its other operands are.
+            # A carried condition that depends on itself: assume that it holds, and prove by
+            # induction over the iterations that it still holds at the end of the body.
             return TripSpan(until=math.inf)
         start = self.span(entry.outside, wanted)
         self.open.add((entry.inside, wanted))
@@ -159,7 +176,7 @@ class _Conditions:
 
 
 def _parts(op: Op) -> Sequence[Cell]:
-    """Operands of a logical operation."""
+    """Operands of a logical operation; empty for other operations."""
     if op.name in {"and", "or"}:
         return op.inputs
     if op.name in {"reduce_and", "reduce_or"}:
@@ -169,6 +186,6 @@ def _parts(op: Op) -> Sequence[Cell]:
     return ()
 
 
-def _most_trips(op: Op) -> float:
+def _max_trips(op: Op) -> float:
     trips = _Conditions(op).trips()
     return math.inf if trips is None else trips.number

@@ -1,4 +1,4 @@
-"""Text of costs: tables, and remarks on bounds and omissions."""
+"""Tables of costs as text, and remarks on upper bounds and omissions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fnopt.costs._roofline import Hardware, Work
 
 _HEADER = ("", "matmul FLOP", "other FLOP", "transcend.", "bytes", "FLOP/byte", "share")
 
-# A name, and the work of phases that run one after the other.
 Row = tuple[str, Sequence[Work]]
+"""A name, and the work of phases that run one after the other."""
 
 
 def work_table(rows: Sequence[Row], hardware: Hardware | None = None) -> list[str]:
-    """Lines with aligned columns; the last row is the total, below a rule."""
+    """Format rows as lines with aligned columns; the last row is the total, below a rule."""
     timed = ("time at least", "limit") if hardware else ()
     total = _sum(rows[-1][1])
     cells = [(*_HEADER, *timed), *(_row(name, works, total, hardware) for name, works in rows)]
@@ -25,23 +25,23 @@ def work_table(rows: Sequence[Row], hardware: Hardware | None = None) -> list[st
 
 
 def aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    """A line with the first cell left-aligned and the other cells right-aligned."""
+    """Format a line with the first cell left-aligned and the other cells right-aligned."""
     figures = [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
     return "  ".join([row[0].ljust(widths[0]), *figures]).rstrip()
 
 
 def si(x: float) -> str:
-    """A number with a decimal prefix: `'1.23 G'`."""
+    """Format a number with a decimal prefix: `'1.23 G'`."""
     return _scaled(x, 1000.0, ("", "k", "M", "G", "T", "P", "E"))
 
 
 def binary(x: float) -> str:
-    """A size with a binary prefix: `'1.23 MiB'`."""
+    """Format a size in bytes with a binary prefix: `'1.23 MiB'`."""
     return f"{_scaled(x, 1024.0, ('', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi'))}B"
 
 
 def seconds(t: float) -> str:
-    """A time: `'1.23 ms'`."""
+    """Format a time in seconds with a unit: `'1.23 ms'`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if t >= size:
             return f"{t / size:.3g} {unit}"
@@ -67,7 +67,7 @@ def _sum(works: Sequence[Work]) -> Work:
 def _scaled(x: float, base: float, prefixes: Sequence[str]) -> str:
     for prefix in prefixes[:-1]:
         if abs(x) < base:
-            # Small counts are integers, and are shown as integers.
+            # Small counts are integers.
             return f"{x:.0f} {prefix}" if not prefix else f"{x:.4g} {prefix}"
         x /= base
     return f"{x:.4g} {prefixes[-1]}"
@@ -84,7 +84,7 @@ class Unknown(NamedTuple):
         name: The primitive, or the name of the loop.
         part: The part of the model that contains the operation.
         reason: The reason why the operation isn't counted, and a remedy.
-        count: Number of times that the operation runs.
+        count: Number of runs of the operation.
     """
 
     name: str
@@ -97,7 +97,8 @@ class Loop(NamedTuple):
     """A loop of a program, with its trip count.
 
     Attributes:
-        name: Part and kind of the loop, numbered if a part has several: `'decoder/while'`.
+        name: Part and kind of the loop, such as `'decoder/while'`, with a number if a part has
+            several loops of a kind.
         trips: The trip count; `None` if unknown. The body is then counted once.
         at_most: Whether `trips` is an upper bound, as with `(error > tol) & (i < 50)`.
     """
@@ -116,16 +117,17 @@ class Compiled(NamedTuple):
     """XLA's cost and memory analysis of the program, on the default backend.
 
     Attributes:
-        flops: XLA's FLOP count, which counts the body of every loop ONCE.
-        transcendentals: The compiler's count of tanh, exp, log and so on.
-        bytes_accessed: The compiler's estimate of the memory traffic.
+        flops: FLOPs, with the body of every loop counted ONCE.
+        transcendentals: Evaluations of tanh, exp, log and similar functions.
+        bytes_accessed: Estimate of the memory traffic.
         argument_bytes: Size of the arguments.
         output_bytes: Size of the results.
         temp_bytes: Size of the temporary buffers.
-        peak_bytes: Arguments, results and temporary buffers together; donated buffers are counted
-            once.
-        host_bytes: Peak memory on the host, for `offloaded` state, which `peak_bytes` of an
-            accelerator doesn't include. On a CPU it is zero, and `peak_bytes` includes everything.
+        peak_bytes: Total size of arguments, results and temporary buffers; donated buffers are
+            counted once.
+        host_bytes: Peak memory on the host, for `offloaded` state. `peak_bytes` of an accelerator
+            doesn't include this memory. On a CPU, `host_bytes` is 0 and `peak_bytes` includes
+            everything.
     """
 
     flops: float
@@ -139,46 +141,46 @@ class Compiled(NamedTuple):
 
 
 def labelled(name: str, bounds: Iterable[Bound]) -> str:
-    """Label of a row: its name, and whether its figures are bounds or incomplete."""
-    found = set(bounds)
-    worst = "incomplete" if "incomplete" in found else "at most"
-    return f"{name} ({worst})" if found else name
+    """Add to the label of a row whether its figures are upper bounds or incomplete."""
+    kinds = set(bounds)
+    worst = "incomplete" if "incomplete" in kinds else "at most"
+    return f"{name} ({worst})" if kinds else name
 
 
 def notes(unknown: Sequence[Unknown], loops: Sequence[Loop], choices: Sequence[str]) -> list[str]:
     """Remarks on omitted operations, on loops counted with their limit, and on conds."""
-    left_out = [f"incomplete: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in unknown]
+    omissions = [f"incomplete: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in unknown]
     bounds = [
-        f"at most: {loop.name} counts with the {loop.trips} iterations that it can make; "
-        f"trip_counts={{{loop.name!r}: n}} counts n"
+        f"at most: {loop.name} is counted with its limit of {loop.trips} iterations; pass "
+        f"trip_counts={{{loop.name!r}: n}} to count n iterations"
         for loop in loops
         if loop.at_most
     ]
-    branches = [f"at most: the costlier branch of a cond{_in(part)} counts" for part in choices]
+    branches = [f"at most: the costlier branch of a cond{_in(part)} is counted" for part in choices]
     return [
-        *_shortened(left_out, "incomplete", "unknown"),
+        *_shortened(omissions, "incomplete", "unknown"),
         *_shortened(bounds, "at most", "loops"),
         *_shortened(branches, "at most", "choices"),
     ]
 
 
 def compiler_notes(compiled: Compiled | None, flops: int, loops: Sequence[Loop]) -> list[str]:
-    """Remarks with the compiler's figures, if the program was compiled."""
+    """Remarks with XLA's cost and memory analysis, if the program was compiled."""
     if compiled is None:
         return []
-    share = f" ({compiled.flops / flops:.1%} of the above)" if flops else ""
-    once = "; it counts the body of a loop once" if loops else ""
+    share = f" ({compiled.flops / flops:.1%} of the total above)" if flops else ""
+    once = "; the compiler counts the body of a loop once" if loops else ""
     return [
         f"compiler: {si(compiled.flops)}FLOP{share}{once}",
-        f"memory: {binary(compiled.peak_bytes)} at most = arguments "
-        f"{binary(compiled.argument_bytes)} + results {binary(compiled.output_bytes)} + working "
-        f"memory {binary(compiled.temp_bytes)} - what is donated",
+        f"peak memory: {binary(compiled.peak_bytes)} = arguments "
+        f"{binary(compiled.argument_bytes)} + results {binary(compiled.output_bytes)} + temporary "
+        f"buffers {binary(compiled.temp_bytes)} - donated buffers",
     ]
 
 
 def _shortened(lines: Sequence[str], what: str, where: str) -> list[str]:
-    more = len(lines) - _SHOWN
-    return [*lines[:_SHOWN], *([f"{what}: {more} more, see .{where}"] if more > 0 else [])]
+    omitted = len(lines) - _SHOWN
+    return [*lines[:_SHOWN], *([f"{what}: {omitted} more, see .{where}"] if omitted > 0 else [])]
 
 
 def _in(part: str) -> str:

@@ -1,4 +1,4 @@
-"""Costs of a program, of a gradient and of a training step, as numbers."""
+"""Results: the costs of a program, of a gradient and of a training step."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Cost:
     """The cost of one run of a program; `print(cost)` shows a table.
 
     Attributes:
-        parts: Work per part. The key is the path of `jax.named_scope`s and the user's jitted
-            functions, `''` for operations outside of these. The work of all parts adds up to
-            `total`.
+        parts: Work per part. The key is the path of `jax.named_scope`s and of the user's jitted
+            functions, or `''` for operations outside of all scopes. The work of all parts adds up
+            to `total`.
         unknown: Operations that the figures omit; empty if all operations are counted.
         loops: The loops and their trip counts.
         compiled: XLA's cost and memory analysis, if requested.
-        inexact: The parts with inexact figures: `'at most'` if a loop is counted with its limit, or
-            a cond with the maximum over its branches; `'incomplete'` if operations are in
-            `unknown`.
+        inexact: The parts with inexact figures. `'at most'` means that a loop is counted with its
+            limit, or a cond with the maximum over its branches. `'incomplete'` means that the part
+            has operations in `unknown`.
         choices: The parts of conds whose branches have different costs.
 
     Example:
@@ -54,12 +54,12 @@ class Cost:
 
     @property
     def total(self) -> Work:
-        """Work of all parts together."""
+        """Sum of the work of all parts."""
         return sum(self.parts.values(), Work())
 
     @property
     def flops(self) -> int:
-        """FLOPs of matrix products and of all other operations."""
+        """FLOPs of all operations except transcendental functions."""
         return self.total.flops
 
     @property
@@ -74,7 +74,7 @@ class Cost:
 
     @property
     def transcendentals(self) -> int:
-        """Evaluations of exp, log, tanh, sqrt, ... (not in `flops`, as in the compiler's count)."""
+        """Evaluations of exp, log, tanh, sqrt, ..., which `flops` excludes, as in XLA."""
         return self.total.transcendentals
 
     @property
@@ -96,8 +96,8 @@ class Cost:
     def at_most(self) -> bool:
         """Whether the figures are upper bounds.
 
-        In this case, only the early end of some loops, or the branches that conds take, are
-        unknown. Figures that are neither exact nor upper bounds are incomplete (see `unknown`).
+        Reasons are loops that may end early, and conds whose branches have different costs. Figures
+        that are neither exact nor upper bounds are incomplete (see `unknown`).
         """
         return not self.exact and not self.unknown
 
@@ -110,15 +110,15 @@ class Cost:
         Raises:
             KeyError: If the part doesn't exist; the message lists the parts.
         """
-        inside = [w for name, w in self.parts.items() if f"{name}/".startswith(f"{path}/")]
-        if not inside:
+        works = [w for name, w in self.parts.items() if f"{name}/".startswith(f"{path}/")]
+        if not works:
             raise KeyError(f"no part is called {path!r}, expected one of {sorted(self.parts)}")
-        return sum(inside, Work())
+        return sum(works, Work())
 
     def grouped(self, depth: int) -> dict[str, Work]:
-        """Work per part, with parts deeper than `depth` added to the part that contains them.
+        """Work per part down to `depth` levels; deeper parts are added to their enclosing part.
 
-        A root that all named parts share (in Flax, the name of the model) isn't counted as a level.
+        A common root of all named parts (in Flax, the name of the model) isn't counted as a level.
         """
         groups: dict[str, Work] = {}
         for name, group in self._groups(depth).items():
@@ -126,9 +126,9 @@ class Cost:
         return groups
 
     def labels(self, depth: int) -> dict[str, str]:
-        """Labels of the parts of `grouped` in a table: `'(rest)'`, `'solver (at most)'`.
+        """Labels in a table of the parts of `grouped`, such as `'(rest)'` or `'solver (at most)'`.
 
-        The `(rest)` of a part is the work outside of the inner parts in the table.
+        The `(rest)` of a part is the work outside of the part's inner parts.
         """
         groups = self._groups(depth)
         bounds: dict[str, list[Bound]] = {group: [] for group in groups.values()}
@@ -147,11 +147,11 @@ class Cost:
         return hardware.seconds(self.total)
 
     def table(self, depth: int = 2, hardware: Hardware | None = None) -> str:
-        """Figures as text, with one line per part.
+        """Format the cost as a table with one line per part.
 
         Args:
             depth: Number of levels of parts to show.
-            hardware: Rates of a machine; adds the roofline time and its limit.
+            hardware: Rates of a machine; adds columns with the roofline time and the bottleneck.
         """
         return _cost_table(self, depth, hardware)
 
@@ -180,7 +180,7 @@ class Cost:
 
 
 def worse(bound_so_far: Bound | None, other: Bound) -> Bound:
-    """Exactness of the sum of two figures: None (exact), `'at most'`, or `'incomplete'`."""
+    """Exactness of the sum of two figures: the worse of both; `None` is exact."""
     return "incomplete" if bound_so_far == "incomplete" else other
 
 
@@ -188,8 +188,8 @@ def _shared(paths: Sequence[Sequence[str]]) -> int:
     """Length of the common prefix of paths."""
     if len(paths) < 2:
         return 0
-    same = [len({*level}) == 1 for level in zip(*paths, strict=False)]
-    return next((i for i, alike in enumerate(same) if not alike), len(same))
+    is_common = [len({*level}) == 1 for level in zip(*paths, strict=False)]
+    return next((i for i, common in enumerate(is_common) if not common), len(is_common))
 
 
 def _cost_table(cost: Cost, depth: int, hardware: Hardware | None) -> str:
@@ -212,7 +212,7 @@ class GradCost:
         forward: Cost of the forward pass with residuals saved.
         backward: Cost of the backward pass, including recomputation by `jax.checkpoint`.
         residual_bytes: Size of the saved residuals, excluding arguments.
-        compiled: XLA's cost and memory analysis of both passes together, if requested.
+        compiled: XLA's cost and memory analysis of both passes in one program, if requested.
     """
 
     forward: Cost
@@ -222,7 +222,7 @@ class GradCost:
 
     @property
     def phases(self) -> dict[str, Cost]:
-        """Costs by the name of the phase, in the order of execution."""
+        """Costs keyed by the name of the phase, in the order of execution."""
         return {"forward": self.forward, "backward": self.backward}
 
     @property
@@ -232,7 +232,7 @@ class GradCost:
 
     @property
     def backward_to_forward(self) -> float:
-        """Ratio of the FLOPs of backward and forward pass: about 2 for a deep network."""
+        """FLOPs of the backward pass divided by FLOPs of the forward pass; 2 for a deep network."""
         return self.backward.flops / self.forward.flops if self.forward.flops else float("nan")
 
     @property
@@ -254,26 +254,26 @@ class GradCost:
         """Format the costs as a table with one line per phase and per part of a phase.
 
         Args:
-            depth: Number of levels of parts to show; 0 for the phases alone.
-            hardware: Rates of a machine; adds the roofline times and their limits.
+            depth: Number of levels of parts to show; 0 shows only the phases.
+            hardware: Rates of a machine; adds columns with the roofline time and the bottleneck.
         """
         rows: list[Row] = []
         order = [*self.forward.grouped(depth)] if depth else []
         for name, cost in self.phases.items():
             label = labelled(name, cost.inexact.values())
             rows += [(label, [cost.total]), *_parts(cost, depth, order)]
-        every = sum(self.phases.values(), Cost({}))
-        total = labelled("total", every.inexact.values())
+        cost_of_all = sum(self.phases.values(), Cost({}))
+        total = labelled("total", cost_of_all.inexact.values())
         rows.append((total, [cost.total for cost in self.phases.values()]))
         lines = work_table(rows, hardware)
-        remarks = notes(every.unknown, every.loops, every.choices)
-        compiler = compiler_notes(self.compiled, every.flops, every.loops)
+        remarks = notes(cost_of_all.unknown, cost_of_all.loops, cost_of_all.choices)
+        compiler = compiler_notes(self.compiled, cost_of_all.flops, cost_of_all.loops)
         return "\n".join([*lines, *self._remarks(), *remarks, *compiler])
 
     def _remarks(self) -> list[str]:
         return [
             f"backward / forward: {self.backward_to_forward:.3g} x the FLOPs",
-            f"kept for the backward pass: {binary(self.residual_bytes)}",
+            f"residuals saved for the backward pass: {binary(self.residual_bytes)}",
         ]
 
     _repr_pretty_ = show_report
@@ -307,7 +307,7 @@ class StepCost(GradCost):
 
     @property
     def phases(self) -> dict[str, Cost]:
-        """Costs by the name of the phase, in the order of execution."""
+        """Costs keyed by the name of the phase, in the order of execution."""
         return {**super().phases, "update": self.update}
 
     def _remarks(self) -> list[str]:
@@ -316,7 +316,7 @@ class StepCost(GradCost):
 
 
 def _parts(cost: Cost, depth: int, order: Sequence[str]) -> list[Row]:
-    """Rows of a phase's parts: first parts of the forward pass, then all other parts."""
+    """Rows of a phase's parts: the parts in `order` first, then all other parts."""
     groups = cost.grouped(depth) if depth else {}
     names = [n for n in order if n in groups] + [n for n in groups if n not in order]
     labels = cost.labels(depth)

@@ -1,4 +1,4 @@
-"""Work counts, and the roofline model: a lower bound of the run time on a given machine."""
+"""Work counts, and the roofline model, which yields a lower bound of the run time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    r"""The peak rates of a machine, and the roofline time of work on the machine.
+    r"""Peak rates of a machine, from which the roofline time of a program is computed.
 
     .. math:: t = \max\left(\frac{F_\mathrm{matmul}}{\mathrm{flops}} +
               \frac{F_\mathrm{other}}{\mathrm{vector\_flops}},\
@@ -81,10 +81,10 @@ class Hardware:
         flops: Matrix-product rate in FLOP/s, for the dtype in use.
         bandwidth: Memory bandwidth in byte/s.
         vector_flops: Rate of all other arithmetic in FLOP/s; `flops` by default.
-        name: Its name in tables.
+        name: The name in tables.
 
     Raises:
-        ValueError: A rate is not above 0.
+        ValueError: If a rate isn't positive.
 
     Example:
         >>> from fnopt.costs import Hardware, Work
@@ -129,7 +129,7 @@ class Hardware:
 
 
 def measure_hardware(dtype: Any = jnp.float32, size: int = 2048, repeats: int = 5) -> Hardware:
-    """Measure this machine's rates with one matrix product and one addition of large vectors.
+    """Measure the rates of this machine with a matrix product and an addition of large vectors.
 
     Args:
         dtype: The dtype of the matrices.
@@ -145,7 +145,7 @@ def measure_hardware(dtype: Any = jnp.float32, size: int = 2048, repeats: int = 
         >>> machine.flops > 0, machine.bandwidth > 0
         (True, True)
     """
-    # 2048^3 keeps the units of an accelerator busy; the vectors are larger than any cache.
+    # The default size fully utilizes an accelerator, and its vectors exceed every cache.
     a = jnp.ones((size, size), dtype)
     x = jnp.ones((8 * size**2,), dtype)
     matmul = _median_seconds(jax.jit(jnp.matmul), (a, a), repeats)
@@ -159,7 +159,7 @@ def measure_hardware(dtype: Any = jnp.float32, size: int = 2048, repeats: int = 
 
 
 def _median_seconds(fn: Callable[..., Any], args: tuple[Any, ...], repeats: int) -> float:
-    jax.block_until_ready(fn(*args))  # compiled before the clock starts
+    jax.block_until_ready(fn(*args))  # compile before the measurement
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Costs of a training step, separately for forward pass, backward pass and update."""
+"""Costs of the forward pass, the backward pass and the update of a training step."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def grad_cost(
         A function of the arguments of `loss` that returns a `GradCost`; nothing is executed.
 
     Raises:
-        TypeError: The loss is not a scalar; an argument is not an array.
-        ValueError: As `fnopt.costs.cost`.
+        TypeError: If the loss doesn't return a scalar, or an argument isn't an array.
+        ValueError: As in `fnopt.costs.cost`.
 
     Example:
         >>> from fnopt.costs import grad_cost
@@ -62,11 +62,11 @@ def grad_cost(
     def cost_fn(*args: Any, **kwargs: Any) -> GradCost:
         check_arrays("grad_cost", args, kwargs)
         forward = _forward_pass(loss, argnums, has_aux)
-        grad = _measured(forward, args, kwargs, counts)
+        grad = _count_passes(forward, args, kwargs, counts)
         if not compile:
             return grad
-        whole = jax.value_and_grad(loss, argnums, has_aux)
-        return dataclasses.replace(grad, compiled=compiled_cost(whole, args, kwargs))
+        both_passes = jax.value_and_grad(loss, argnums, has_aux)
+        return dataclasses.replace(grad, compiled=compiled_cost(both_passes, args, kwargs))
 
     return cost_fn
 
@@ -88,16 +88,17 @@ def step_cost(
         has_aux: Whether `loss` returns `(scalar, aux)`.
         update_args: Extra arguments for `tx.update`.
         trip_counts: As in `fnopt.costs.cost`, for loops in the loss and in the optimizer.
-        compile: Whether to compile the step as well, for its memory use with donated params and
+        compile: Whether to compile the step as well, for XLA's analysis with donated params and
             state.
 
     Returns:
-        A function `(params, *batch) -> StepCost` of arrays or `jax.ShapeDtypeStruct`s; nothing is
-        executed.
+        A function `(params, *batch)` of arrays or `jax.ShapeDtypeStruct`s that returns a
+        `StepCost`; nothing is executed.
 
     Raises:
-        TypeError: The loss is not a scalar; `tx` isn't an optimizer; an argument is not an array.
-        ValueError: As `fnopt.costs.cost`.
+        TypeError: If the loss doesn't return a scalar, `tx` isn't an optimizer, or an argument
+            isn't an array.
+        ValueError: As in `fnopt.costs.cost`.
 
     Example:
         >>> import fnopt
@@ -128,7 +129,7 @@ def step_cost(
         state = jax.eval_shape(tx.init, params)
         update_cost = _count(update, (params, state, params, extra), counts)
         forward = _forward_pass(loss, 0, has_aux)
-        grad = _measured(forward, (params, *batch), {}, counts, update_cost)
+        grad = _count_passes(forward, (params, *batch), {}, counts, update_cost)
         jitted = jax.jit(step, donate_argnums=(0, 1))
         return StepCost(
             grad.forward,
@@ -145,18 +146,18 @@ def step_cost(
 def _forward_pass(
     loss: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
 ) -> Callable[..., tuple[Any, Any, Any]]:
-    """Forward pass of `loss` for a later backward pass; returns `(pullback, value, aux)`."""
-    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    """Function that runs the forward pass of `loss` and returns `(pullback, value, aux)`."""
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        def loss_of_chosen(*values: Any) -> Any:
-            every = list(args)
-            for i, value in zip(chosen, values, strict=True):
-                every[i] = value
-            return _checked_value(loss(*every, **kwargs), has_aux)
+        def partial_loss(*values: Any) -> Any:
+            loss_args = list(args)
+            for i, value in zip(positions, values, strict=True):
+                loss_args[i] = value
+            return _checked_value(loss(*loss_args, **kwargs), has_aux)
 
-        found: Any = jax.vjp(loss_of_chosen, *(args[i] for i in chosen), has_aux=has_aux)
-        value, pullback, aux = found if has_aux else (*found, None)
+        outputs: Any = jax.vjp(partial_loss, *(args[i] for i in positions), has_aux=has_aux)
+        value, pullback, aux = outputs if has_aux else (*outputs, None)
         return pullback, value, aux
 
     return forward
@@ -168,26 +169,34 @@ def _check_loss(what: str, loss: Any) -> None:
 
 
 def _checked_value(result: Any, has_aux: bool) -> Any:
-    """Check that the loss returns a scalar (and aux), and return its result."""
+    """Check that a loss returned a scalar (and aux); return the result unchanged."""
     value = result[0] if has_aux and isinstance(result, tuple) and len(result) == 2 else result
     shape = getattr(value, "shape", None)
     if shape == ():
         return result
-    found = f"a {type(value).__name__}" if shape is None else f"a value of shape {shape}"
+    text = f"a {type(value).__name__}" if shape is None else f"a value of shape {shape}"
     raise TypeError(
-        f"the loss returns {found}, expected a scalar: take the mean or the sum. With "
-        "has_aux=True it returns a pair (scalar, aux)."
+        f"the loss returns {text}, expected a scalar. Return the mean or the sum, or with "
+        "has_aux=True a pair (scalar, aux)."
     )
 
 
-def _measured(
+def _count_passes(
     forward: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     counts: dict[str, int],
     *others: Cost,
 ) -> GradCost:
-    """Costs of the two passes; `others` are additional programs whose loops `counts` may name."""
+    """Count the forward and the backward pass.
+
+    Args:
+        forward: The result of `_forward_pass`.
+        args: The positional arguments of the loss.
+        kwargs: The keyword arguments of the loss.
+        counts: Trip counts, keyed by the names of loops.
+        *others: Costs of other programs, whose loops `counts` may also name.
+    """
     pullback, value, _ = jax.eval_shape(forward, *args, **kwargs)
     graph, _ = prune(trace_graph(forward, args, kwargs))
     forward_cost = count(graph, counts)
@@ -195,7 +204,7 @@ def _measured(
     check_all_used(counts, sum(others, forward_cost + backward_cost))
     # A pullback is a pytree whose leaves are the residuals of the backward pass.
     residuals = graph.outputs[: len(jax.tree.leaves(pullback))]
-    return GradCost(forward_cost, backward_cost, _kept_bytes(graph, residuals))
+    return GradCost(forward_cost, backward_cost, _residual_bytes(graph, residuals))
 
 
 def _count(fn: Callable[..., Any], args: tuple[Any, ...], counts: dict[str, int]) -> Cost:
@@ -203,8 +212,8 @@ def _count(fn: Callable[..., Any], args: tuple[Any, ...], counts: dict[str, int]
     return count(graph, counts)
 
 
-def _kept_bytes(graph: Graph, residuals: Sequence[Cell | None]) -> int:
-    """Bytes stored for the backward pass, without arguments; shared buffers are counted once."""
+def _residual_bytes(graph: Graph, residuals: Sequence[Cell | None]) -> int:
+    """Bytes of the residuals, excluding arguments; shared buffers are counted once."""
     inputs = set(graph.inputs)
     memory: dict[Cell, int] = {}
     for cell in residuals:

@@ -15,23 +15,23 @@ from fnopt.sharding import replicate
 
 
 def _aggregate(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
-    """Apply `fn(gradients, n)` in a wide dtype to every leaf."""
+    """Apply `fn(leaf, n)` to every leaf in a wide dtype, where `n` is the number of examples."""
     leaves = [(f"leaf {path!r}", x) for path, x in leaves_with_names(grads)[0]]
     size = check_batch(leaves, name, "Pass the gradients of every example (per_example_grads).")
 
     def aggregate_leaf(x: jax.Array) -> jax.Array:
-        whole = replicate(x)  # sorting and counting need all examples on every device
-        return fn(widen(whole), size).astype(x.dtype)
+        # Sorting and counting need all examples on every device.
+        return fn(widen(replicate(x)), size).astype(x.dtype)
 
     return jax.tree.map(aggregate_leaf, grads)
 
 
 def median_of_means(grads: Any, groups: int) -> Any:
-    r"""Compute the elementwise median of the means of groups of examples.
+    r"""Elementwise median of the mean gradients of groups of examples.
 
-    Consecutive examples form a group; the sizes of groups differ by at most one. With one group the
-    result is the mean, with `n` groups the median. The result tolerates fewer than `groups / 2` bad
-    examples.
+    Consecutive examples form a group, and the sizes of groups differ by at most one. With one group
+    the result is the mean; with `n` groups it is the median. The result tolerates fewer than
+    `groups / 2` bad examples.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis, from
@@ -60,8 +60,7 @@ def median_of_means(grads: Any, groups: int) -> Any:
                 f"median_of_means: groups is {groups}, expected a number from 1 to {n}, "
                 "the number of examples."
             )
-        # Groups consist of consecutive examples, and their sizes differ by one at most. A batch is
-        # already shuffled, so random groups need no further permutation.
+        # Consecutive examples are random groups, because batches are usually shuffled.
         group = jnp.arange(n) * groups // n
         counts = jnp.bincount(group, length=groups).astype(x.dtype)
         sums = jax.ops.segment_sum(x, group, groups)
@@ -71,7 +70,7 @@ def median_of_means(grads: Any, groups: int) -> Any:
 
 
 def trimmed_mean(grads: Any, fraction: float) -> Any:
-    r"""Compute the elementwise mean without the smallest and the largest examples.
+    r"""Elementwise mean without the smallest and the largest values.
 
     For every entry, the mean omits the :math:`\lfloor \beta n \rfloor` smallest and the same number
     of largest values, where :math:`\beta` is the fraction. The result tolerates :math:`\lfloor
@@ -101,14 +100,14 @@ def trimmed_mean(grads: Any, fraction: float) -> Any:
         raise ValueError(f"trimmed_mean: fraction is {fraction}, expected 0 <= fraction < 0.5.")
 
     def combine(x: jax.Array, n: int) -> jax.Array:
-        out = math.floor(fraction * n)
-        return jnp.mean(jnp.sort(x, axis=0)[out : n - out], axis=0)
+        trimmed = math.floor(fraction * n)
+        return jnp.mean(jnp.sort(x, axis=0)[trimmed : n - trimmed], axis=0)
 
     return _aggregate(grads, "trimmed_mean", combine)
 
 
 def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
-    r"""Compute the mean gradient, with zeros where too few examples agree on the sign.
+    r"""Mean gradient, with zeros where too few examples agree on the sign.
 
     .. math:: \bar g \cdot \mathbf 1\Bigl[ \Bigl\lvert \tfrac1n \sum_i \mathrm{sign}(g_i)
               \Bigr\rvert \ge \tau \Bigr]
@@ -141,8 +140,9 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
 
     def combine(x: jax.Array, n: int) -> jax.Array:
         mean, agreement = jnp.mean(x, axis=0), jnp.abs(jnp.mean(jnp.sign(x), axis=0))
-        # Compare counts with the threshold, so that rounding has no effect.
-        enough = jnp.round(agreement * n) >= threshold * n - 1e-6
-        return jnp.where(enough, mean, jnp.zeros_like(mean))
+        # Rounding to an integer count removes rounding errors of the mean, and 1e-6 removes the
+        # rounding error of `threshold * n`, such as 0.7 * 10.
+        agrees = jnp.round(agreement * n) >= threshold * n - 1e-6
+        return jnp.where(agrees, mean, jnp.zeros_like(mean))
 
     return _aggregate(grads, "sign_agreement", combine)

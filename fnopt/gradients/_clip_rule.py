@@ -1,4 +1,4 @@
-"""Clipping rules: groups of leaves that share a norm, and the scale factor of a gradient."""
+"""Clipping rules, and the groups of leaves whose gradients share a norm."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from fnopt.gradients._loss import check_clip_norm
 
 
 class LeafGroups(NamedTuple):
-    """Groups of leaves that share a norm, and the container of the result."""
+    """Groups of leaves that share a norm.
 
-    of_leaf: tuple[int, ...]  # the group index of every leaf
+    Attributes:
+        of_leaf: Group index of every leaf. Leaves without a group have the last index.
+        count: Number of group indices.
+        tree: Tree structure of the result.
+    """
+
+    of_leaf: tuple[int, ...]
     count: int
-    tree: Any  # the structure of the result
+    tree: Any
 
     def result(self, norms: list[jax.Array]) -> Any:
-        """Return the norms of the groups in the container; omit leaves without a group."""
+        """Tree of the groups' norms, without the norm of the leaves that have no group."""
         return jax.tree.unflatten(self.tree, norms[: self.tree.num_leaves])
 
 
@@ -37,25 +43,27 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
         return LeafGroups(tuple(range(len(paths))), len(paths), jax.tree.structure(params))
     if not isinstance(groups, Mapping) or not groups:
         raise ValueError(
-            f"{name}: groups = {groups!r}, expected None (all params together), 'leaf', or a dict "
-            "from names to patterns, such as {'encoder': 'encoder', 'biases': '*/bias'}."
+            f"{name}: groups is {groups!r}, expected None (one norm of all params), 'leaf', or a "
+            "dict from names to patterns, such as {'encoder': 'encoder', 'biases': '*/bias'}."
         )
-    given = {key: (p,) if isinstance(p, str) else tuple(p) for key, p in groups.items()}
-    lost = [q for patterns in given.values() for q in patterns if not _any_match(paths, q)]
-    if lost:
+    patterns = {key: (p,) if isinstance(p, str) else tuple(p) for key, p in groups.items()}
+    unmatched = [q for ps in patterns.values() for q in ps if not _any_match(paths, q)]
+    if unmatched:
         raise ValueError(
-            f"{name}: groups: {names_text(lost)} match no leaf of {names_text(paths)}; see "
-            "fnopt.leaf_paths(params)."
+            f"{name}: groups has the patterns {names_text(unmatched)}, which match no leaf of "
+            f"{names_text(paths)}. fnopt.leaf_paths(params) lists the paths to match."
         )
-    keys = sorted(given)  # the order in which JAX flattens a dict
-    fits = [next((k for k in given if _any_match([path], *given[k])), None) for path in paths]
-    empty = [key for key in given if key not in fits]
+    keys = sorted(patterns)  # the order in which JAX flattens a dict
+    leaf_keys = [
+        next((k for k in patterns if _any_match([path], *patterns[k])), None) for path in paths
+    ]
+    empty = [key for key in patterns if key not in leaf_keys]
     if empty:
         raise ValueError(
-            f"{name}: groups: every leaf that {names_text(empty)} matches is in an earlier group, "
-            "since the first match decides. Put narrow groups first, or call twice."
+            f"{name}: groups has no leaf for {names_text(empty)}, because earlier groups match all "
+            "their leaves; expected at least one leaf per group. List narrow groups first."
         )
-    of_leaf = tuple(len(keys) if fit is None else keys.index(fit) for fit in fits)
+    of_leaf = tuple(len(keys) if key is None else keys.index(key) for key in leaf_keys)
     return LeafGroups(of_leaf, len(keys) + 1, jax.tree.structure(dict.fromkeys(keys, 0)))
 
 
@@ -65,7 +73,7 @@ def _any_match(paths: list[str], *patterns: str) -> bool:
 
 RULES = ("clip", "automatic")
 
-# Bu et al. (2022), arXiv:2206.07136: the default of the stability constant of automatic clipping.
+# Stability constant of automatic clipping: the default of Bu et al. (2022), arXiv:2206.07136.
 _GAMMA = 0.01
 
 
@@ -89,7 +97,7 @@ class Blocks(NamedTuple):
 
 
 def check_limits(clip_norm: Any, name: str) -> None:
-    """Check that limits are one positive number, or a tree of positive numbers."""
+    """Check that `clip_norm` is a positive number or a tree of positive numbers."""
     pairs = leaves_with_names(clip_norm)[0]
     if jax.tree_util.all_leaves([clip_norm]) or not pairs:
         check_clip_norm(clip_norm, name)
@@ -99,15 +107,14 @@ def check_limits(clip_norm: Any, name: str) -> None:
 
 
 def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
-    """Return the blocks of parameters: one for each subtree with a limit, or one for all.
+    """Assign the leaves of the params to blocks, one block per limit in `clip_norm`.
 
     Args:
         params: The differentiated argument (a tuple for several).
         clip_norm: A number, or a tree of numbers that is a prefix of the params.
         name: The public function, for messages.
     """
-    # A limit for a subtree is one for all its leaves, so the tree of limits is a prefix of the
-    # params.
+    # The leaves of a subtree with one limit share a norm, so the limits form a tree prefix.
     limits, tree = jax.tree.flatten(clip_norm)
     try:
         sizes = [len(jax.tree.leaves(sub)) for sub in tree.flatten_up_to(params)]
@@ -121,13 +128,13 @@ def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
 
 
 def clip_factors(norms: jax.Array, clip_norm: Any, rule: str) -> jax.Array:
-    """Return the scale factor of a gradient with a given norm."""
+    """Scale factors of gradients with the given norms."""
     limit = jnp.asarray(clip_norm).astype(norms.dtype)
     if rule == "automatic":
         return limit / (norms + jnp.asarray(_GAMMA, norms.dtype))
     over = norms > limit
     one = jnp.ones((), norms.dtype)
-    # The inner select keeps a division by zero out of the derivative.
+    # Without the inner select, `0 * inf` of the branch not taken would make the derivative NaN.
     return jnp.where(over, limit / jnp.where(over, norms, one), one)
 
 
@@ -136,5 +143,7 @@ def check_where(where: Any, size: int, name: str) -> jax.Array | None:
     if where is None:
         return None
     if getattr(where, "shape", None) != (size,) or where.dtype != jnp.bool_:
-        raise ValueError(f"{name}: where is {type_text(where)}, expected bool[{size}].")
+        raise ValueError(
+            f"{name}: where is {type_text(where)}, expected bool[{size}], one per example."
+        )
     return jnp.asarray(where)

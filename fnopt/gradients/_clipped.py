@@ -19,7 +19,7 @@ from fnopt.gradients._clip_rule import (
 )
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._moments import measure
-from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
+from fnopt.gradients._strategy import Strategy, checked_strategy, choose_strategy, run_compiled
 from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
 from fnopt.numerics import joint_norm, scan_chunks
 from fnopt.sharding import psum, reshard_like, sharded_full_like
@@ -34,8 +34,8 @@ class ExampleInfo(NamedTuple):
             float32. A non-finite norm identifies an example with a bad gradient.
         aux: The auxiliary output of the loss, with a leading example axis; `None` without
             `has_aux`.
-        parts: If `clip_norm` is a tree, a tree of the same structure with the norms of the parts,
-            `[n]` each; otherwise None.
+        parts: If `clip_norm` is a tree, a tree of the same structure with the norms of the clipped
+            subtrees, `[n]` each; otherwise None.
     """
 
     loss: jax.Array
@@ -58,30 +58,29 @@ def clipped_grad(
     skip_nonfinite: bool = False,
     axis_name: Any = None,
 ) -> Callable[..., tuple[Any, ExampleInfo]]:
-    r"""Sum per-example gradients, each of which is clipped by its global norm.
+    r"""Clip the gradient of every example by its global norm, and sum the results.
 
     .. math:: g = \sum_{i=1}^n g_i \min\Bigl(1, \frac{C}{\lVert g_i \rVert}\Bigr),
               \qquad g_i = \nabla_\theta\, \ell(\theta, x_i)
 
     A single example changes the sum by at most `C`, up to rounding. Robust training and
     differentially private SGD rely on this bound (see `add_noise`). An example with a non-finite
-    gradient makes the sum non-finite, unless `skip_nonfinite` is set; `info.norm` identifies this
-    example. In float32, a gradient whose norm exceeds 8e37 times `C` doesn't contribute to the sum,
-    because its scale factor underflows.
+    gradient makes the sum non-finite, unless `skip_nonfinite` is set. `info.norm` identifies such
+    an example. In float32, a gradient whose norm exceeds 8e37 times `C` doesn't contribute to the
+    sum, because the scale factor underflows.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         clip_norm: The largest norm `C` > 0 of one example's gradient; a number or a scalar array,
             which may be traced. Infinity disables clipping. A tree of such numbers that is a prefix
-            of the params, such as `{'encoder': 1.0, 'head': 0.1}`, clips each part separately.
+            of the params, such as `{'encoder': 1.0, 'head': 0.1}`, clips each subtree separately.
         argnums: The positional arguments to differentiate; the norm is over all of these arguments.
         has_aux: Whether `loss_fn` returns `(value, aux)`; `info.aux` then contains `aux`.
         batch_argnums: The positional arguments with a leading example axis; by default all
             arguments after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples that `where`
-            selects (all by default). Skipped examples are included in this number, with a gradient
-            of zero. For private training, divide the sum by the expected number of examples
-            instead.
+            selects (all by default). This number includes examples that `skip_nonfinite` skips. For
+            private training, divide the sum by the expected number of examples instead.
         method: `'ghost'` computes norms from activations and cotangents. It forms the gradient of a
             matrix only if the gradient is smaller than the activations and cotangents;
             `ghost_report` shows the choice. `'vmap'` forms the gradients of all examples at once;
@@ -98,10 +97,10 @@ def clipped_grad(
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `(gradient, info)`. The gradient
-        is like the params (summed in float32 or wider), `info` is an `ExampleInfo` with the loss
-        and the norm of every example. The bool array `where` of shape `[n]` selects examples.
-        Examples that aren't selected, such as the padding of a batch, have a gradient of zero,
-        regardless of their values.
+        has the structure and dtypes of the params; sums are accumulated in float32 or wider. `info`
+        is an `ExampleInfo` with the loss and the norm of every example. The bool array `where` of
+        shape `[n]` selects examples. Other examples, such as the padding of a batch, don't
+        contribute, even if their gradients are NaN.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -135,11 +134,11 @@ def clipped_grad(
         *args: Any, key: Any = None, where: Any = None, **kwargs: Any
     ) -> tuple[Any, ExampleInfo]:
         bound = spec.bind(args, kwargs, key, axis_name)
-        wanted = check_where(where, bound.size, spec.name)
+        mask = check_where(where, bound.size, spec.name)
         blocks = blocks_of(spec.like_argnums(bound.params), clip_norm, spec.name)
         clip = Clip(blocks._replace(limits=()), rule, skip_nonfinite)
         grads, info = run_compiled(
-            _clip_gradients, bound, wanted, blocks.limits, clip=clip, **options
+            _clip_gradients, bound, mask, blocks.limits, clip=clip, **options
         )
         return spec.like_argnums(grads), info
 
@@ -148,7 +147,7 @@ def clipped_grad(
 
 def _clip_gradients(
     bound: BoundLoss,
-    wanted: jax.Array | None,
+    mask: jax.Array | None,
     limits: tuple[Any, ...],
     *,
     clip: Clip,
@@ -158,12 +157,12 @@ def _clip_gradients(
     axis_name: Any,
 ) -> tuple[Any, ExampleInfo]:
     clip = clip._replace(blocks=clip.blocks._replace(limits=limits))
-    sums, info = _clipped_sum(bound, wanted, clip, choose(method, chunk_size, bound))
+    sums, info = _clipped_sum(bound, mask, clip, choose_strategy(method, chunk_size, bound))
     sums = psum(sums, axis_name)
     if reduction == "mean":
-        # Divide by the number of all examples, clipped or not, so that the sensitivity is known.
-        counted = bound.size if wanted is None else jnp.sum(wanted)
-        count = jnp.maximum(psum(counted, axis_name), 1)
+        # The divisor includes skipped examples, because their number depends on private data.
+        count = psum(bound.size if mask is None else jnp.sum(mask), axis_name)
+        count = jnp.maximum(count, 1)
         sums = jax.tree.map(lambda total: total / jnp.asarray(count, total.dtype), sums)
     return like_params(sums, bound.given), info
 
@@ -172,7 +171,7 @@ class Clip(NamedTuple):
     """Clipping options for the gradient of an example.
 
     Attributes:
-        blocks: Blocks of params that share a scale factor, and their limits.
+        blocks: Blocks of params that share a scale factor, with their limits.
         rule: The clipping rule.
         skip_nonfinite: Whether non-finite examples are skipped.
     """
@@ -182,38 +181,43 @@ class Clip(NamedTuple):
     skip_nonfinite: bool
 
     def apply(
-        self, info: ExampleInfo, norms: Sequence[jax.Array], wanted: jax.Array | None
+        self, info: ExampleInfo, norms: Sequence[jax.Array], mask: jax.Array | None
     ) -> tuple[list[jax.Array], jax.Array | None, ExampleInfo]:
-        """Return weights per leaf, a mask of selected examples (None for all), and norms."""
+        """Compute the scale factors of the examples.
+
+        Returns:
+            The scale factors `[n]` per leaf, the mask of the selected examples (`None` for all),
+            and `info` with the norms of the blocks.
+        """
         if self.skip_nonfinite:
             finite = jnp.isfinite(info.norm) & jnp.isfinite(info.loss)
-            wanted = finite if wanted is None else wanted & finite
+            mask = finite if mask is None else mask & finite
         weights = [
             clip_factors(n, c, self.rule) for n, c in zip(norms, self.blocks.limits, strict=True)
         ]
-        if wanted is not None:
-            # A NaN weight, from the norm of an omitted example, becomes zero too.
+        if mask is not None:
+            # A select, because the factor of an excluded example may be NaN, and NaN * 0 is NaN.
             weights = [
-                jnp.where(reshard_like(wanted, w), w, sharded_full_like(w, 0)) for w in weights
+                jnp.where(reshard_like(mask, w), w, sharded_full_like(w, 0)) for w in weights
             ]
         if self.blocks.several:
             info = info._replace(parts=jax.tree.unflatten(self.blocks.tree, norms))
-        return [weights[i] for i in self.blocks.of_leaf], wanted, info
+        return [weights[i] for i in self.blocks.of_leaf], mask, info
 
 
 def _clipped_sum(
-    bound: BoundLoss, wanted: jax.Array | None, clip: Clip, strategy: Strategy
+    bound: BoundLoss, mask: jax.Array | None, clip: Clip, strategy: Strategy
 ) -> tuple[Any, ExampleInfo]:
-    take, blocks = measure(bound, strategy), clip.blocks.of_leaf
+    measure_chunk, blocks = measure(bound, strategy), clip.blocks.of_leaf
 
     def add_chunk(sums: Any, chunk: tuple[Any, Any]) -> tuple[Any, ExampleInfo]:
-        seen, wanted = take(chunk[0], blocks), chunk[1]
-        loss, aux = seen.loss_and_aux
-        norms = [*seen.norms(blocks, len(clip.blocks.limits))]
+        gradients, mask = measure_chunk(chunk[0], blocks), chunk[1]
+        loss, aux = gradients.loss_and_aux
+        norms = [*gradients.norms(blocks, len(clip.blocks.limits))]
         info = ExampleInfo(loss, joint_norm(norms), aux)
-        weights, wanted, info = clip.apply(info, norms, wanted)
-        seen = seen if wanted is None else seen.only(wanted)
-        return jax.tree.map(jnp.add, sums, seen.weighted_sum(weights)), info
+        weights, mask, info = clip.apply(info, norms, mask)
+        gradients = gradients if mask is None else gradients.zero_excluded(mask)
+        return jax.tree.map(jnp.add, sums, gradients.weighted_sum(weights)), info
 
-    batch = (bound.batch, wanted)
+    batch = (bound.batch, mask)
     return scan_chunks(add_chunk, zero_sums(bound.params), batch, bound.size, strategy.chunk_size)

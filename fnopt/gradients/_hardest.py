@@ -14,7 +14,7 @@ from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import totals
 from fnopt.gradients._per_example import losses_and_norms
 from fnopt.gradients._similarity import alignment_with_others
-from fnopt.gradients._strategy import checked_strategy, choose, run_compiled
+from fnopt.gradients._strategy import checked_strategy, choose_strategy, run_compiled
 from fnopt.sharding import all_gather_tree, psum, replicate
 
 CRITERIA = ("norm", "loss", "disagreement")
@@ -66,12 +66,12 @@ def hardest_examples(
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         k: Number of examples to return, from 1 to the size of the whole batch.
         by: `'norm'`, `'loss'` or `'disagreement'`. `'disagreement'` takes a second, forward-mode
-            pass. In this pass, an out-of-bounds index of a table refers to the last row, as in
-            `jax.jvp`; for norms, such an index refers to no row, as in `jax.grad`.
+            pass. In this pass, an out-of-bounds index of a table selects the last row, as in
+            `jax.jvp`. In the first pass, such an index selects no row, as in `jax.grad`.
         argnums: The positional arguments to differentiate; the norm is over all of these arguments.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all
-            after the last of `argnums`.
+            arguments after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
@@ -79,10 +79,10 @@ def hardest_examples(
             the whole batch, and `index` is the position in the whole batch.
 
     Returns:
-        A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Examples with a
-        NaN score come first, and a NaN norm is treated as infinite. For `'disagreement'`, the sum
-        omits examples with a non-finite gradient or loss. The bool array `where` of shape `[n]`
-        selects examples.
+        A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. A NaN score is
+        treated as infinite, so such examples come first. For `'disagreement'`, the sum omits
+        examples with a non-finite gradient or loss. The bool array `where` of shape `[n]` selects
+        examples.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -92,8 +92,8 @@ def hardest_examples(
     Example:
         >>> from fnopt.gradients import hardest_examples
         >>> x = jnp.array([[3.0, 4.0], [0.0, 1.0], [-6.0, -8.0], [0.0, 2.0]])
-        >>> found = hardest_examples(lambda w, x: w @ x, 2)(jnp.zeros(2), x)
-        >>> found.index.tolist(), found.norm.tolist()
+        >>> hardest = hardest_examples(lambda w, x: w @ x, 2)(jnp.zeros(2), x)
+        >>> hardest.index.tolist(), hardest.norm.tolist()
         ([2, 0], [10.0, 5.0])
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "hardest_examples")
@@ -109,16 +109,16 @@ def hardest_examples(
             raise ValueError(
                 f"{spec.name}: k is {k}, expected at most {size}, the number of examples."
             )
-        wanted = check_where(where, bound.size, spec.name)
+        mask = check_where(where, bound.size, spec.name)
         options = {"by": by, "method": method, "chunk_size": chunk_size, "axis_name": axis_name}
-        return run_compiled(_hardest, bound, wanted, k=k, **options)
+        return run_compiled(_hardest, bound, mask, k=k, **options)
 
     return hardest_fn
 
 
 def _hardest(
     bound: BoundLoss,
-    wanted: jax.Array | None,
+    mask: jax.Array | None,
     *,
     k: int,
     by: str,
@@ -126,43 +126,42 @@ def _hardest(
     chunk_size: int | None,
     axis_name: Any,
 ) -> HardExamples:
-    strategy = choose(method, chunk_size, bound)
+    strategy = choose_strategy(method, chunk_size, bound)
     if by == "disagreement":
-        found = totals(bound, strategy, wanted, skip_nonfinite=True, axis_name=axis_name)
-        loss, norm, aux = found.loss, found.norm, found.aux
-        score = -alignment_with_others(bound, found, chunk_size)
+        sums = totals(bound, strategy, mask, skip_nonfinite=True, axis_name=axis_name)
+        loss, norm, aux = sums.loss, sums.norm, sums.aux
+        score = -alignment_with_others(bound, sums, chunk_size)
     else:
         loss, (norm,), aux = losses_and_norms(bound, strategy)
         score = norm if by == "norm" else loss
-    known = score, loss, norm, aux
     if axis_name is None:
-        return _select_hardest(k, wanted, *known)
-    # At most k examples of each device can be among the k hardest of all devices.
-    found = _select_hardest(min(k, known[0].size), wanted, *known)
-    here = found.index + known[0].size * jax.lax.axis_index(axis_name)
-    counts = found.index >= 0
-    counts, here, rest = all_gather_tree((counts, here, found[1:]), axis_name)
-    found = _select_hardest(k, counts, *rest)
-    index = jnp.where(found.index < 0, found.index, here[found.index])
-    return found._replace(index=index)
+        return _select_hardest(k, mask, score, loss, norm, aux)
+    # Every device contributes at most k candidates, so that few numbers are gathered.
+    local = _select_hardest(min(k, score.size), mask, score, loss, norm, aux)
+    position = local.index + score.size * jax.lax.axis_index(axis_name)
+    valid = local.index >= 0
+    valid, position, fields = all_gather_tree((valid, position, local[1:]), axis_name)
+    hardest = _select_hardest(k, valid, *fields)
+    index = jnp.where(hardest.index < 0, hardest.index, position[hardest.index])
+    return hardest._replace(index=index)
 
 
 def _select_hardest(
     k: int,
-    wanted: jax.Array | None,
+    mask: jax.Array | None,
     score: jax.Array,
     loss: jax.Array,
     norm: jax.Array,
     aux: Any,
 ) -> HardExamples:
-    # A selection of k of n numbers needs all numbers on every device.
-    score, wanted, (loss, norm, aux) = jax.tree.map(
-        lambda x: replicate(x, 0), (score, wanted, (loss, norm, aux))
+    # A sort needs all scores on every device.
+    score, mask, (loss, norm, aux) = jax.tree.map(
+        lambda x: replicate(x, 0), (score, mask, (loss, norm, aux))
     )
-    # An example with a NaN score is the most important for the user.
+    # NaN scores come first, because they identify broken examples; a sort would put them last.
     order = jnp.where(jnp.isnan(score), jnp.full_like(score, jnp.inf), score)
-    wanted = jnp.ones(score.shape, jnp.bool_) if wanted is None else wanted
-    # Two sort keys, because a wanted example may have a score of minus infinity.
-    order = jnp.lexsort((-order, ~wanted))[:k]
-    index = jnp.where(wanted[order], order, jnp.full_like(order, -1)).astype(jnp.int32)
+    mask = jnp.ones(score.shape, jnp.bool_) if mask is None else mask
+    # Two sort keys, because a selected example may also have a score of minus infinity.
+    order = jnp.lexsort((-order, ~mask))[:k]
+    index = jnp.where(mask[order], order, jnp.full_like(order, -1)).astype(jnp.int32)
     return HardExamples(index, *jax.tree.map(lambda x: x[order], (score, loss, norm, aux)))

@@ -35,8 +35,8 @@ def check_examples_independent(
     examples don't change.
 
     `per_example_grads` and similar functions call the loss with *one* example. Batch normalization
-    inside the loss then normalizes a batch of one example, so this loss differs from the training
-    loss. Therefore check the loss of a batch before you write the loss of one example.
+    then normalizes a batch of one example, so the loss differs from the training loss. Therefore,
+    check the loss of a batch before you write the loss of one example.
 
     Args:
         losses_fn: `losses_fn(params, batch, ...) -> [n]`, the loss of every example of a batch, or
@@ -50,8 +50,8 @@ def check_examples_independent(
         `losses_fn` `probes + 1` times and compares numbers, so call it outside of `jit`.
 
     Raises:
-        ValueError: If the losses of other examples change; if the losses don't have the shape `[n]`
-            or aren't finite; or if all examples of the batch are equal.
+        ValueError: If the losses of other examples change, the losses don't have the shape `[n]` or
+            aren't finite, or all examples of the batch are equal.
         TypeError: If the arguments are traced.
 
     Example:
@@ -68,13 +68,16 @@ def check_examples_independent(
     def check(*args: Any, **kwargs: Any) -> None:
         if not positions or any(not 0 <= i < len(args) for i in positions):
             raise ValueError(
-                f"{_NAME}: batch_argnums is {positions}, but there are {len(args)} positional "
-                "arguments."
+                f"{_NAME}: batch_argnums is {positions}, expected indices of the {len(args)} "
+                "positional arguments."
             )
         batch = {i: args[i] for i in positions}
         size = check_batch(named_leaves(batch), _NAME, PASS_BY_KEYWORD)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
-            raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
+            raise TypeError(
+                f"{_NAME}: the arguments are traced, expected concrete arrays. Call it outside of "
+                "jit."
+            )
 
         def losses(batch: dict[int, Any]) -> jax.Array:
             output = losses_fn(*[batch.get(i, arg) for i, arg in enumerate(args)], **kwargs)
@@ -91,8 +94,8 @@ def check_examples_independent(
 def _check_losses(losses: Any, size: int) -> jax.Array:
     if getattr(losses, "shape", None) != (size,):
         raise ValueError(
-            f"{_NAME}: the losses are {type_text(losses)}, expected shape ({size},): one loss for "
-            "every example of the batch, neither summed nor averaged."
+            f"{_NAME}: the losses are {type_text(losses)}, expected shape ({size},), one loss per "
+            "example. Return the losses without a sum or mean."
         )
     bad = np.flatnonzero(~np.isfinite(_numbers(losses)))
     if bad.size:
@@ -106,43 +109,44 @@ def _check_losses(losses: Any, size: int) -> jax.Array:
 def _numbers(x: Any) -> np.ndarray:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(x))
-    # NumPy has no arithmetic for bfloat16 and float8.
+    # NumPy itself has no arithmetic for bfloat16 and float8.
     return np.asarray(x, np.float64 if jnp.issubdtype(x.dtype, jnp.floating) else None)
 
 
 def _pairs(batch: Any, size: int, probes: int) -> list[tuple[int, int]]:
-    """Pairs of different examples, at positions spread over the batch."""
+    """Pairs of the example to replace and a different example, spread over the batch."""
     leaves = [_numbers(x) for x in jax.tree.leaves(batch)]
 
     def next_different(i: int) -> int | None:
         others = ((i + step) % size for step in range(1, size))
         return next((j for j in others if any(np.any(x[i] != x[j]) for x in leaves)), None)
 
-    places = np.unique(np.linspace(0, size - 1, probes).astype(int)).tolist()
-    found = [(i, j) for i in places if (j := next_different(i)) is not None]
-    if not found:
+    positions = np.unique(np.linspace(0, size - 1, probes).astype(int)).tolist()
+    pairs = [(i, j) for i in positions if (j := next_different(i)) is not None]
+    if not pairs:
         raise ValueError(
-            f"{_NAME}: all examples of the batch are equal, expected at least two different ones."
+            f"{_NAME}: all examples of the batch are equal, expected at least two different "
+            "examples."
         )
-    return found
+    return pairs
 
 
 def _compare(before: jax.Array, after: jax.Array, replaced: int) -> None:
-    was, now = _numbers(before), _numbers(after)
-    moved = np.abs(now - was)
-    moved[replaced] = 0
-    # Other rows of a matrix product may be rounded differently, by a few units in the last place
-    # of the mean loss; 64 of them leave room for the depth of a network.
-    scale = np.maximum(np.abs(was), np.abs(was).mean())
-    others = np.flatnonzero(moved > 64 * float(jnp.finfo(before.dtype).eps) * scale)
+    """Raise if the losses of examples other than `replaced` changed."""
+    old, new = _numbers(before), _numbers(after)
+    changes = np.abs(new - old)
+    changes[replaced] = 0
+    # Rows of a matrix product may be rounded differently if another row changes, by a few machine
+    # epsilons of the mean loss. The factor 64 allows for the depth of a network.
+    scale = np.maximum(np.abs(old), np.abs(old).mean())
+    others = np.flatnonzero(changes > 64 * float(jnp.finfo(before.dtype).eps) * scale)
     if not others.size:
         return
-    worst = int(np.argmax(moved))
+    worst = int(np.argmax(changes))
     raise ValueError(
         f"{_NAME}: the examples mix: replacing example {replaced} changed the losses of "
-        f"{others.size} others, the loss of example {worst} from {was[worst]:.6g} to "
-        f"{now[worst]:.6g}. The gradient of one example is then undefined. Batch norm in "
-        "training mode has this effect: use its running averages (train=False, "
-        "use_running_average=True), or a norm within an example (layer, group, instance "
-        "norm)."
+        f"{others.size} other examples (example {worst}: from {old[worst]:.6g} to "
+        f"{new[worst]:.6g}), expected no change. The gradient of one example is then undefined. "
+        "Batch norm in training mode has this effect. Use its running averages (train=False, "
+        "use_running_average=True) or a norm within an example (layer, group, instance norm)."
     )

@@ -1,4 +1,4 @@
-"""Checks of a user's loss of one example, and binding of the loss to a batch."""
+"""The user's loss of one example: checks, and binding to the arguments of a call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASS_BY_KEYWORD = (
 def check_not_empty(params: Any, name: str) -> None:
     """Check that the parameters contain an array."""
     if not jax.tree.leaves(params):
-        raise ValueError(f"{name}: the params contain no array, expected at least one.")
+        raise ValueError(f"{name}: the params contain no array, expected at least one array.")
 
 
 def check_weights(weights: Any, size: int, name: str) -> jax.Array:
@@ -42,7 +42,7 @@ def check_weights(weights: Any, size: int, name: str) -> jax.Array:
     if getattr(weights, "shape", None) != (size,):
         raise ValueError(
             f"{name}: weights are {type_text(weights)}, expected shape ({size},): one weight per "
-            "example. They are the last positional argument, after the batch."
+            "example. Pass the weights as the last positional argument, after the batch."
         )
     if jnp.issubdtype(weights.dtype, jnp.complexfloating) or not (
         jnp.issubdtype(weights.dtype, jnp.number) or weights.dtype == jnp.bool_
@@ -52,7 +52,7 @@ def check_weights(weights: Any, size: int, name: str) -> jax.Array:
 
 
 def check_clip_norm(clip_norm: Any, name: str) -> None:
-    """Check that a clipping norm is one positive number; traced values pass."""
+    """Check that a clipping norm is one positive number; the values of tracers aren't checked."""
     check_number(clip_norm, "clip_norm", name)
     if not isinstance(clip_norm, Tracer) and not clip_norm > 0:
         raise ValueError(f"{name}: clip_norm is {clip_norm}, expected a positive number.")
@@ -64,17 +64,17 @@ def fold_in_step(key: Any, step: Any, name: str) -> Any:
         return key
     step = jnp.asarray(step)
     if step.shape != () or not jnp.issubdtype(step.dtype, jnp.integer):
-        # Rounding a floating step could give two steps the same random numbers.
+        # A float step is rounded, so two large steps could get the same key.
         raise TypeError(f"{name}: step is {type_text(step)}, expected one integer.")
     return jax.random.fold_in(key, step.astype(jnp.uint32))
 
 
 def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array, Any]:
-    """Check the result of a loss, and return it as `(value, aux)`."""
+    """Check the result of a loss and convert it to `(value, aux)`."""
     if has_aux and not (isinstance(output, tuple) and len(output) == 2):
         raise TypeError(
-            f"{name}: has_aux=True expects the loss to return (value, aux), "
-            f"it returned {type_text(output)}."
+            f"{name}: the loss returned {type_text(output)}, has_aux=True expects the loss to "
+            "return (value, aux)."
         )
     value, aux = output if has_aux else (output, None)
     if not isinstance(value, (int, float)) and not hasattr(value, "dtype"):
@@ -82,13 +82,13 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
         raise TypeError(
             f"{name}: the loss returned {type_text(value)}, expected one floating scalar.{hint}"
         )
-    # A loss may return a Python number, such as 0.0 for an example without a term.
+    # A loss may return a Python number, for example 0.0 if no term applies to the example.
     value = jnp.asarray(value)
     if value.shape:
         raise TypeError(
             f"{name}: the loss of ONE example returned {type_text(value)}, expected a scalar. "
-            "Write the loss for a single example, without the batch axis, and sum over whatever "
-            "axes it has (time, pixels). fnopt maps the loss over the batch."
+            "Write the loss for a single example, without the batch axis, and sum over the axes "
+            "of the example (time, pixels). fnopt maps the loss over the batch."
         )
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(f"{name}: the loss returned {type_text(value)}, expected a real float.")
@@ -97,14 +97,14 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
 
 
 class BoundLoss(NamedTuple):
-    """A loss bound to its arguments: the common input of all functions of `gradients`.
+    """A loss bound to the arguments of a call.
 
     Attributes:
-        loss: `(params, example) -> (value, aux)`; closes over the shared arguments.
+        loss: Function `(params, example) -> (value, aux)` that closes over the shared arguments.
         params: A tuple of the differentiated arguments.
         batch: A tree; every leaf has a leading axis of `size` examples.
         size: Number of examples.
-        given: The user's params, which determine the sharding of the sums.
+        given: The user's params, before replication. Sums get their dtypes and shardings.
     """
 
     loss: Callable[[Any, Any], tuple[jax.Array, Any]]
@@ -147,89 +147,89 @@ class ExampleLoss:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any, axis_name: Any = None
     ) -> BoundLoss:
-        """Check the arguments of a call; split them into params, batch and shared arguments.
+        """Check the arguments of a call and split them into params, batch and shared arguments.
 
         Args:
             args: The positional arguments.
             kwargs: Arguments shared by all examples.
-            key: A PRNG key, from which a key for every example is derived.
-            axis_name: The named axis along which a larger batch is sharded, if any.
+            key: A PRNG key, from which the keys of the examples are derived, or `None`.
+            axis_name: The named axis along which the batch is sharded, if any.
         """
         argnums, batch_argnums = self._positions(len(args))
-        given = tuple(args[i] for i in argnums)
+        user_params = tuple(args[i] for i in argnums)
         batch = tuple(args[i] for i in batch_argnums)
         check_params(named_leaves({i: args[i] for i in argnums}), self.name)
         leaves = named_leaves({i: args[i] for i in batch_argnums})
         size = check_batch(leaves, self.name, PASS_BY_KEYWORD)
         keys = None
-        # Otherwise, a forgotten key would raise an error inside the loss, about the loss's
-        # arguments.
+        # Without this check, a forgotten key would raise an error inside the user's loss.
         if key is None:
             self._check_key_given(args, kwargs)
         else:
             keys = _example_keys(check_key(key, self.name), size, axis_name)
-        places = (*argnums, *batch_argnums)
-        shared = tuple(None if i in places else arg for i, arg in enumerate(args))
-        with use_mesh_of(given, batch):
-            params, shared, kwargs = replicate_for_batch((given, shared, kwargs), batch)
-        # Inside shard_map the params must vary over devices, so that derivatives refer to this
-        # device's examples and aren't summed over devices.
+        positions = (*argnums, *batch_argnums)
+        shared = tuple(None if i in positions else arg for i, arg in enumerate(args))
+        with use_mesh_of(user_params, batch):
+            params, shared, kwargs = replicate_for_batch((user_params, shared, kwargs), batch)
+        # Inside shard_map, JAX sums the derivative with respect to an unvarying value over devices.
+        # The gradients must cover this device's examples only.
         params = pvary_like(params, (args, kwargs, key))
 
-        # `loss` doesn't refer to `self`, so that its closure shows all values that it reads.
+        # `loss` doesn't close over `self`: the cache of compiled calls compares the closure's
+        # values.
         fn, name, has_aux = functools.partial(self.fn, **kwargs), self.name, self.has_aux
 
         def loss(params: tuple[Any, ...], example: Any) -> tuple[jax.Array, Any]:
             batched, example_key = example
-            full = [*shared]
-            for i, value in zip(places, (*params, *batched), strict=True):
-                full[i] = value
-            keyed = {} if example_key is None else {"key": example_key}
+            call_args = [*shared]
+            for i, value in zip(positions, (*params, *batched), strict=True):
+                call_args[i] = value
+            key_kwarg = {} if example_key is None else {"key": example_key}
             with explain_example_errors(name, batched, params[0]):
-                found = fn(*full, **keyed)
-            return check_example_loss(found, has_aux, name)
+                output = fn(*call_args, **key_kwarg)
+            return check_example_loss(output, has_aux, name)
 
-        return BoundLoss(loss, params, (batch, keys), size, given)
+        return BoundLoss(loss, params, (batch, keys), size, user_params)
 
     def _check_key_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not accepts_args(self.fn, *args, **kwargs) and accepts_args(
             self.fn, *args, **kwargs, key=None
         ):
             raise TypeError(
-                f"{self.name}: the loss takes a key, but no key was given. Call it as "
-                "(params, batch, key=jax.random.key(seed)); every example gets a key "
-                "derived from this one."
+                f"{self.name}: got no key, but the loss takes a key. Call it as "
+                "(params, batch, key=jax.random.key(seed)). Every example gets a key "
+                "derived from this key."
             )
 
     def batch_of(self, args: tuple[Any, ...]) -> Any:
-        """Return the batched arguments in the form that `with_batch` takes."""
+        """Batched argument, or a tuple of several batched arguments, as in `with_batch`."""
         batch = tuple(args[i] for i in self._positions(len(args))[1])
         return batch[0] if len(batch) == 1 else batch
 
     def with_batch(self, args: tuple[Any, ...], batch: Any) -> tuple[Any, ...]:
-        """Replace the batched arguments: one argument, or a tuple if several are batched."""
+        """Replace the batched arguments by `batch`, a tuple if several arguments are batched."""
         _, positions = self._positions(len(args))
-        given = (batch,) if len(positions) == 1 else batch
-        if not isinstance(given, tuple) or len(given) != len(positions):
+        batched = (batch,) if len(positions) == 1 else batch
+        if not isinstance(batched, tuple) or len(batched) != len(positions):
             raise TypeError(
                 f"{self.name}: other is {type_text(batch)}, expected a tuple of the "
                 f"{len(positions)} batched arguments."
             )
-        changed = list(args)
-        for i, value in zip(positions, given, strict=True):
-            changed[i] = value
-        return tuple(changed)
+        new_args = list(args)
+        for i, value in zip(positions, batched, strict=True):
+            new_args[i] = value
+        return tuple(new_args)
 
     def like_argnums(self, grads: tuple[Any, ...]) -> Any:
-        """Return one gradient for an int `argnums`, a tuple for a sequence (`jax.grad`)."""
+        """Return the gradients as in `jax.grad`: a tuple only if `argnums` is a sequence."""
         return grads[0] if isinstance(self.argnums, int) else grads
 
     def outputs(self, losses: Any, aux: Any, grads: tuple[Any, ...], with_value: bool) -> Any:
-        """Return the results in the form of `jax.grad` and `jax.value_and_grad`."""
-        like = self.like_argnums(grads)
+        """Return the results in the form of `jax.grad` or `jax.value_and_grad`."""
+        gradient = self.like_argnums(grads)
         if with_value:
-            return ((losses, aux) if self.has_aux else losses), like
-        return (like, aux) if self.has_aux else like
+            return ((losses, aux) if self.has_aux else losses), gradient
+        return (gradient, aux) if self.has_aux else gradient
 
     def _positions(self, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         argnums = self._normal("argnums", self.argnums, count)
@@ -239,14 +239,15 @@ class ExampleLoss:
             batch_argnums = self._normal("batch_argnums", self.batch_argnums, count)
         if not batch_argnums:
             raise TypeError(
-                f"{self.name}: no batch among the {count} positional arguments. Call it "
-                "as (params, batch): arguments after the last of argnums are batched, or "
-                "list the batched ones in batch_argnums."
+                f"{self.name}: no batch among the {count} positional arguments, expected "
+                "(params, batch, ...). Arguments after the last of argnums are batched; to change "
+                "this, list the batched arguments in batch_argnums."
             )
-        if both := sorted({*argnums} & {*batch_argnums}):
+        if common := sorted({*argnums} & {*batch_argnums}):
             raise ValueError(
-                f"{self.name}: argument {both[0]} is in argnums and in batch_argnums. A gradient "
-                "with respect to the examples themselves is jax.vmap(jax.grad(loss_fn, ...))."
+                f"{self.name}: argument {common[0]} is in argnums and in batch_argnums, expected "
+                "different arguments. For a gradient with respect to the examples, use "
+                "jax.vmap(jax.grad(loss_fn, ...))."
             )
         return argnums, batch_argnums
 
@@ -254,18 +255,21 @@ class ExampleLoss:
         nums = (nums,) if isinstance(nums, int) else tuple(nums)
         if not nums or any(not -count <= i < count for i in nums):
             raise ValueError(
-                f"{self.name}: {what} is {nums}, but there are {count} positional arguments "
-                "(arguments passed by keyword are shared by all examples)."
+                f"{self.name}: {what} is {nums}, expected indices of the {count} positional "
+                "arguments. Keyword arguments are shared by all examples."
             )
         # Negative positions count from the end, as in `jax.grad`.
-        normal = tuple(i % count for i in nums)
-        if len({*normal}) < len(normal):
-            raise ValueError(f"{self.name}: {what} names an argument twice: {nums}.")
-        return normal
+        positions = tuple(i % count for i in nums)
+        if len({*positions}) < len(positions):
+            raise ValueError(
+                f"{self.name}: {what} is {nums}, which names an argument twice; expected different "
+                "indices."
+            )
+        return positions
 
 
 def named_leaves(args: Mapping[int, Any]) -> list[tuple[str, Any]]:
-    """Leaves of positional arguments, with their names for error messages."""
+    """Pairs of a name for error messages and a leaf, for all leaves of positional arguments."""
     return [
         (f"argument {i}, {leaf_text(path)}", leaf)
         for i, arg in args.items()
@@ -274,8 +278,7 @@ def named_leaves(args: Mapping[int, Any]) -> list[tuple[str, Any]]:
 
 
 def _example_keys(key: Any, size: int, axis_name: Any) -> jax.Array:
-    # Fold in the index, so that an example's key depends neither on the chunk size nor on other
-    # examples.
+    # `fold_in` instead of `split`: an example's key depends only on its index in the batch.
     index = jnp.arange(size, dtype=jnp.uint32)
     if axis_name is not None:
         index += (size * jax.lax.axis_index(axis_name)).astype(jnp.uint32)

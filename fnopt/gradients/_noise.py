@@ -1,4 +1,4 @@
-"""Randomness of differentially private training: noise on the sum, Poisson sampling."""
+"""Gaussian noise and Poisson sampling for differentially private training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NoiseInfo(NamedTuple):
     """Standard deviation of the added noise, and the sensitivity.
 
     Attributes:
-        stddev: The standard deviation of the noise on every number.
+        stddev: The standard deviation of the noise on every entry.
         sensitivity: The largest change of the gradient by one example, in the Euclidean norm.
     """
 
@@ -36,19 +36,22 @@ def add_noise(
     step: Any = None,
     batch_size: Any = None,
 ) -> tuple[Any, NoiseInfo]:
-    r"""Add Gaussian noise in proportion to the sensitivity of the sum to one example.
+    r"""Add Gaussian noise to a sum of clipped gradients, in proportion to its sensitivity.
 
     .. math:: \tilde g = g + \sigma S \xi, \quad \xi \sim \mathcal N(0, I), \qquad
               S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
 
-    `S` is the sensitivity: the largest change of a sum of gradients, clipped to `C` (or to `C_k`
-    for each part), when an example is added or removed. An accounting library computes the privacy
-    of many steps from the noise multiplier, the sampling rate and the number of steps. The privacy
-    guarantee is valid if batches are sampled as the library assumes, and if no other results that
-    depend on the data (losses, norms, skipped examples) are published. JAX's generator, which draws
-    the noise, isn't cryptographically secure, and floating-point noise has known weaknesses. On
-    several devices, add the noise to the sum over all devices (`clipped_grad` with `axis_name`).
-    Use the same key on every device, so that the noise is added once.
+    The sensitivity `S` is the largest change of the sum when an example is added or removed.
+    Gradients must be clipped to `C`, or each subtree `k` to `C_k`. An accounting library computes
+    the privacy of many steps from the noise multiplier, the sampling rate and the number of steps.
+
+    The privacy guarantee requires that batches are sampled as the library assumes. No other results
+    that depend on the data (losses, norms, skipped examples) may be published. The noise comes from
+    JAX's generator, which isn't cryptographically secure, and floating-point noise has known
+    weaknesses.
+
+    On several devices, add the noise to the sum over all devices (`clipped_grad` with `axis_name`).
+    Use the same key on every device, so that all devices add the same noise.
 
     Args:
         grads: The clipped sum of `clipped_grad`, or this sum divided by `batch_size`.
@@ -56,7 +59,7 @@ def add_noise(
         noise_multiplier: `sigma` >= 0; a number or a scalar array.
         clip_norm: The `clip_norm` of the gradients, a number or a tree of numbers.
         step: The step number, which is folded into the key, so that a training run needs only one
-            key. `None` uses the key itself; never use a key twice.
+            key. With `None`, pass a new key in every step.
         batch_size: The divisor of the sum, if any. Divide by the *expected* size of a batch,
             because the actual size is secret.
 
@@ -88,19 +91,18 @@ def add_noise(
     sensitivity = _sensitivity(clip_norm, batch_size)
     stddev = jnp.asarray(noise_multiplier).astype(sensitivity.dtype) * sensitivity
     leaves, treedef = jax.tree.flatten(grads)
-    # One key per leaf; otherwise leaves of equal shape would get the same noise.
+    # One key per leaf, because leaves of equal shape would otherwise get the same noise.
     noisy = [_noisy(g, jax.random.fold_in(key, i), stddev) for i, g in enumerate(leaves)]
     return jax.tree.unflatten(treedef, noisy), NoiseInfo(stddev, sensitivity)
 
 
 def sensitivity(clip_norm: Any, *, batch_size: Any = None) -> jax.Array:
-    r"""Compute the largest change of a clipped sum when one example is added or removed.
+    r"""Largest change of a sum of clipped gradients when one example is added or removed.
 
     .. math:: S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
 
     Args:
-        clip_norm: The `clip_norm` of `clipped_grad`: a number, or a tree with a number for each
-            part.
+        clip_norm: The `clip_norm` of `clipped_grad`: a number or a tree of numbers.
         batch_size: The divisor of the sum, if any.
 
     Returns:
@@ -135,8 +137,8 @@ def _check_finite(clip_norm: Any, name: str) -> None:
     for limit in jax.tree.leaves(clip_norm):
         if not isinstance(limit, Tracer) and not limit < math.inf:
             raise ValueError(
-                f"{name}: clip_norm is {limit}, expected a finite number, because the sensitivity "
-                "of gradients that are not clipped is unbounded."
+                f"{name}: clip_norm is {limit}, expected a finite number: the sensitivity of "
+                "unclipped gradients is unbounded."
             )
 
 
@@ -156,18 +158,17 @@ def _sensitivity(clip_norm: Any, batch_size: Any) -> jax.Array:
 
 
 def _noisy(grad: jax.Array, key: Any, stddev: jax.Array) -> jax.Array:
-    # Noise is added in at least float32, because the accounting doesn't include rounding to
-    # bfloat16.
+    # At least float32, because the accounting assumes noise that isn't rounded to bfloat16.
     dtype = compute_dtype(grad.dtype)
     noise = jax.random.normal(key, grad.shape, dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        # JAX gives each part half of the variance; here every number gets all of it.
+        # JAX's complex normal has variance 1/2 in its real and in its imaginary part.
         noise = noise * jnp.sqrt(jnp.asarray(2, jnp.finfo(dtype).dtype)).astype(dtype)
     return (grad.astype(dtype) + stddev.astype(dtype) * noise).astype(grad.dtype)
 
 
-# The logarithm of the chance 1e-10 that a batch does not fit, for the capacity chosen by default.
-_LOG_CHANCE = 10 * math.log(10)
+# With the default capacity, a batch overflows with probability at most exp(-_LOG_ODDS) = 1e-10.
+_LOG_ODDS = 10 * math.log(10)
 
 
 class PoissonBatch(NamedTuple):
@@ -177,8 +178,8 @@ class PoissonBatch(NamedTuple):
         index: The positions of the examples in the data set, int32 `[capacity]`; 0 in the padding.
         where: Mask of the examples, False for padding, bool `[capacity]`.
         count: Number of drawn examples, int32; larger than the capacity if `overflow` isn't 0.
-        overflow: Number of examples that don't fit, int32. Use the batch only if `overflow` is 0;
-            otherwise it isn't a Poisson sample, which accountants assume.
+        overflow: Number of drawn examples beyond the capacity, int32. Use the batch only if
+            `overflow` is 0; otherwise it isn't the Poisson sample that accounting libraries assume.
     """
 
     index: jax.Array
@@ -190,14 +191,14 @@ class PoissonBatch(NamedTuple):
 def poisson_batch(
     key: Any, size: int, rate: Any, *, capacity: int | None = None, step: Any = None
 ) -> PoissonBatch:
-    r"""Draw each of `size` examples with probability `rate`, independently.
+    r"""Draw each of `size` examples independently with probability `rate`.
 
     The accounting of differentially private training assumes Poisson sampling. The number of drawn
     examples is random, with the mean `n q`. The batch is padded to a fixed size for `jit`. Pass
     `where` to `clipped_grad`, and divide the sum by the *expected* size `n q`.
 
-    With the default capacity `C`, less than one of 10^10 batches overflows, by Bernstein's
-    inequality:
+    With the default capacity `C`, a batch overflows with probability at most :math:`10^{-10}`, by
+    Bernstein's inequality:
 
     .. math:: P\bigl(\mathrm{Binomial}(n, q) \ge n q + t\bigr) \le
               \exp\Bigl(-\frac{t^2}{2 n q (1 - q) + 2 t / 3}\Bigr), \qquad C = \lceil n q + t \rceil
@@ -210,14 +211,14 @@ def poisson_batch(
         capacity: The size of the padded batch, at most `size`. It is required if the rate is
             traced.
         step: The step number, which is folded into the key, so that a training run needs only one
-            key. `None` uses the key itself; never use a key twice.
+            key. With `None`, pass a new key in every step.
 
     Returns:
         A `PoissonBatch`.
 
     Raises:
-        TypeError: If the size or the step isn't an integer, or the key is not one PRNG key.
-        ValueError: If the rate isn't between 0 and 1, or a size is invalid.
+        TypeError: If the size or the step isn't an integer, or the key isn't one PRNG key.
+        ValueError: If the rate isn't between 0 and 1, or `size` or `capacity` is invalid.
 
     Example:
         >>> from fnopt.gradients import poisson_batch
@@ -227,18 +228,17 @@ def poisson_batch(
 
     Reference:
         Abadi et al., 2016, "Deep Learning with Differential Privacy", arXiv:1607.00133. Chua et
-        al., 2024, "How Private are DP-SGD Implementations?", arXiv:2403.17673, on the loss of
-        privacy by shuffling.
+        al., 2024, "How Private are DP-SGD Implementations?", arXiv:2403.17673: why shuffled batches
+        are less private.
     """
     check_count(size, "size", "poisson_batch")
     check_number(rate, "rate", "poisson_batch")
     if not isinstance(rate, Tracer) and not 0 <= rate <= 1:
-        raise ValueError(f"poisson_batch: rate is {rate}, expected a probability: 0 <= rate <= 1.")
+        raise ValueError(f"poisson_batch: rate is {rate}, expected a probability from 0 to 1.")
     capacity = _check_capacity(capacity, size, rate)
     key = fold_in_step(check_key(key, "poisson_batch"), step, "poisson_batch")
-    # The draw is in float32 on all platforms, so that a key gives the same batch with and without
-    # x64. One draw has steps of 2^-23, which would raise a rate of 1e-6 by up to 12 %, so that the
-    # privacy would be less than an accountant computes.
+    # float32 with and without x64, so that a key always yields the same batch. With the default
+    # mode, rates are rounded to multiples of 2^-23, which raises a rate of 1e-6 by up to 12 %.
     probability = jnp.asarray(rate).astype(jnp.float32)
     drawn = jax.random.bernoulli(key, probability, (size,), mode="high")
     (index,) = jnp.nonzero(drawn, size=capacity, fill_value=0)
@@ -252,7 +252,8 @@ def _check_capacity(capacity: int | None, size: int, rate: Any) -> int:
     if capacity is None:
         if isinstance(rate, Tracer):
             raise ValueError(
-                "poisson_batch: the rate is traced, expected capacity with it. Pass capacity=..."
+                "poisson_batch: the rate is traced and capacity is None, expected an int. Pass "
+                "capacity=..., because shapes can't depend on traced values."
             )
         return _sufficient_capacity(size, float(rate))
     check_count(capacity, "capacity", "poisson_batch")
@@ -264,6 +265,7 @@ def _check_capacity(capacity: int | None, size: int, rate: Any) -> int:
 
 
 def _sufficient_capacity(size: int, rate: float) -> int:
-    third, variance = _LOG_CHANCE / 3, size * rate * (1 - rate)
-    over = third + math.sqrt(third**2 + 2 * _LOG_CHANCE * variance)
-    return max(1, min(size, math.ceil(size * rate + over)))
+    # The root t of t^2 = L (2 v + 2 t / 3): Bernstein's bound with the exponent L.
+    third, variance = _LOG_ODDS / 3, size * rate * (1 - rate)
+    margin = third + math.sqrt(third**2 + 2 * _LOG_ODDS * variance)
+    return max(1, min(size, math.ceil(size * rate + margin)))

@@ -11,7 +11,7 @@ from fnopt.errors import check_chunk_size
 from fnopt.gradients._clip_rule import LeafGroups, groups_of
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._moments import measure
-from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
+from fnopt.gradients._strategy import Strategy, checked_strategy, choose_strategy, run_compiled
 from fnopt.numerics import map_chunks
 
 
@@ -27,25 +27,25 @@ def per_example_grads(
 
     .. math:: g_i = \nabla_\theta\, \ell(\theta, x_i), \qquad i = 1, \dots, n
 
-    The loss takes ONE example and can be any JAX function, with any layers.
+    The loss is a function of ONE example. Any JAX function and any layers are supported.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar`, or `(scalar, aux)` with `has_aux`.
         argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: The positional arguments with a leading example axis on every leaf. By
-            default all after the last of `argnums`. The others, and every keyword
-            argument, are passed to all examples unchanged.
-        chunk_size: Number of examples to differentiate at once, which bounds the memory of
-            activations and doesn't change the result. If the batch size isn't a multiple of it,
-            concatenating the remainder copies the result. `None` for all.
+        batch_argnums: The positional arguments with a leading example axis on every leaf; by
+            default all arguments after the last of `argnums`. Other positional arguments and all
+            keyword arguments are shared by all examples.
+        chunk_size: Number of examples to differentiate at once, or `None` for all. A small number
+            saves memory for activations and doesn't change the result. If the batch size isn't a
+            multiple of `chunk_size`, the result is copied once.
 
     Returns:
-        A function `(params, batch, ..., key=None)` -> the gradients: a tree like `params` whose
-        leaves have a leading axis of `n` examples, in the dtype of the params (a tuple of trees for
-        a sequence `argnums`). With `has_aux` it returns `(gradients, aux)`, and leaves of `aux`
-        also have a leading example axis. If `key` is given, the loss of example `i` receives
-        `key=jax.random.fold_in(key, i)`, for any chunk size.
+        A function `(params, batch, ..., key=None)` -> the gradients. The gradients are a tree like
+        `params` whose leaves have a leading axis of `n` examples and the dtypes of the params. A
+        sequence `argnums` returns a tuple of trees. With `has_aux` the function returns
+        `(gradients, aux)`; leaves of `aux` also have a leading example axis. If `key` is passed,
+        the loss of example `i` receives `key=jax.random.fold_in(key, i)`, for any chunk size.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -82,7 +82,7 @@ def value_and_per_example_grads(
         argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all
-            after the last of `argnums`.
+            arguments after the last of `argnums`.
         chunk_size: Number of examples to differentiate at once; `None` for all.
 
     Returns:
@@ -134,7 +134,7 @@ def per_example_norms(
     chunk_size: int | None = None,
     groups: str | Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""Compute the norm of every example's gradient, over all params, or per leaf or group.
+    r"""Compute the norm of every example's gradient, in total or per leaf or group of leaves.
 
     .. math:: \lVert g_i \rVert = \Bigl(\sum_k \lVert \nabla_{\theta_k}\,
               \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}
@@ -142,18 +142,19 @@ def per_example_norms(
     Hard, mislabeled and corrupt examples have large norms. Only one chunk of gradients is in
     memory at a time, and `method='ghost'` forms few gradients.
 
-    Take a matrix that is used at `R` positions with inputs `a_r`, whose outputs have cotangents
-    `c_r`. Its gradient is a sum of outer products, whose norm follows from inner products:
+    Consider a weight matrix that is used at `R` positions with inputs `a_r`, whose outputs have
+    cotangents `c_r`. The matrix's gradient is a sum of outer products. Its norm follows from inner
+    products:
 
     .. math:: \Bigl\lVert \sum_r a_r c_r^\top \Bigr\rVert^2
               = \sum_{r,s} (a_r \cdot a_s)(c_r \cdot c_s)
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        argnums: The positional arguments to differentiate; the norm is over all of them.
+        argnums: The positional arguments to differentiate; the norm is over all of these arguments.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all
-            after the last of `argnums`.
+            arguments after the last of `argnums`.
         method: `'ghost'` computes norms from activations and cotangents. It forms the gradient of a
             matrix only if the gradient is smaller than the activations and cotangents;
             `ghost_report` shows the choice. `'vmap'` forms the gradients of all examples at once;
@@ -166,8 +167,8 @@ def per_example_norms(
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the norms, `[n]`, at least float32; or
-        `(norms, aux)` with `has_aux`. With `groups='leaf'` the norms are a tree like the params,
-        and with a dict of groups a dict.
+        `(norms, aux)` with `has_aux`. With `groups='leaf'`, the norms are a tree like the params.
+        With a dict of groups, the norms are a dict.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -195,10 +196,10 @@ def per_example_norms(
     def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)
         params = spec.like_argnums(bound.params)
-        found = None if groups is None else groups_of(params, groups, spec.name)
-        options = {"method": method, "chunk_size": chunk_size, "groups": found}
-        each, aux = run_compiled(_group_norms, bound, **options)
-        norms = each[0] if found is None else found.result(list(each))
+        leaf_groups = None if groups is None else groups_of(params, groups, spec.name)
+        options = {"method": method, "chunk_size": chunk_size, "groups": leaf_groups}
+        group_norms, aux = run_compiled(_group_norms, bound, **options)
+        norms = group_norms[0] if leaf_groups is None else leaf_groups.result(list(group_norms))
         return (norms, aux) if has_aux else norms
 
     return norms_fn
@@ -207,20 +208,20 @@ def per_example_norms(
 def _group_norms(
     bound: BoundLoss, *, method: str, chunk_size: int | None, groups: LeafGroups | None
 ) -> tuple[tuple[jax.Array, ...], Any]:
-    # The strategy is chosen inside the compiled call, which is cached by its options.
-    return losses_and_norms(bound, choose(method, chunk_size, bound), groups)[1:]
+    # Inside the compiled call, `choose`, which traces the loss, runs once per compilation.
+    return losses_and_norms(bound, choose_strategy(method, chunk_size, bound), groups)[1:]
 
 
 def losses_and_norms(
     bound: BoundLoss, strategy: Strategy, groups: LeafGroups | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
-    """The loss, the gradient norms by group (by default over all leaves), and aux."""
-    take = measure(bound, strategy)
+    """Compute the losses, the gradient norms per group (by default of all leaves), and aux."""
+    measure_chunk = measure(bound, strategy)
     blocks, count = (None, 1) if groups is None else (groups.of_leaf, groups.count)
 
-    def measure_chunk(chunk: Any) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
-        seen = take(chunk, blocks)
-        loss, aux = seen.loss_and_aux
-        return loss, tuple(seen.norms(blocks, count)), aux
+    def reduce_chunk(chunk: Any) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
+        gradients = measure_chunk(chunk, blocks)
+        loss, aux = gradients.loss_and_aux
+        return loss, tuple(gradients.norms(blocks, count)), aux
 
-    return map_chunks(measure_chunk, bound.batch, bound.size, strategy.chunk_size)
+    return map_chunks(reduce_chunk, bound.batch, bound.size, strategy.chunk_size)

@@ -1,4 +1,4 @@
-"""Similarity between per-example gradients, and between a gradient and the mean."""
+"""Inner products and cosines between per-example gradients, and with the sum of gradients."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fnopt.core import global_norm
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import Measure, Totals, measure
 from fnopt.gradients._per_example import losses_and_norms
-from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
+from fnopt.gradients._strategy import Strategy, checked_strategy, choose_strategy, run_compiled
 from fnopt.numerics import map_chunks, nonzero, safe_sqrt
 from fnopt.programs import jaxprs
 from fnopt.sharding import all_gather_tree, pvary_like, replicate, use_mesh_of
 
 
-def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | None) -> jax.Array:
+def alignment_with_others(bound: BoundLoss, sums: Totals, chunk_size: int | None) -> jax.Array:
     r"""Cosine between every gradient and the sum of all other gradients, `[n]`.
 
     .. math:: \cos(g_i, S - g_i) = \frac{\langle g_i, S \rangle - \lVert g_i \rVert^2}
@@ -31,55 +31,59 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
 
     Args:
         bound: The loss and the batch.
-        found: The sums of one pass over the batch.
+        sums: The moments, losses and norms from a first pass over the batch.
         chunk_size: Number of examples to process at once.
     """
-    norm, mean = found.norm, found.moments.mean
+    norm, mean = sums.norm, sums.moments.mean
     length = global_norm(mean).astype(norm.dtype)
 
     def unit(x: jax.Array, param: Any) -> jax.Array:
-        # The direction has norm 1, which is in range even in float16.
+        # A direction of norm 1 doesn't overflow, even if the params are float16.
         return jnp.conj(x / nonzero(length).astype(x.dtype)).astype(param.dtype)
 
     direction = jax.tree.map(unit, mean, bound.params)
-    # Norms are relative to the largest norm, so that their squares are in range.
+    # All quantities are relative to the largest norm, so that their squares are in range.
     largest = nonzero(jnp.max(jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))))
-    along = derivatives_along(bound, direction, chunk_size).astype(norm.dtype) / largest
-    total = length / largest * found.moments.count.astype(norm.dtype)
+    # Component of every gradient along the unit vector of the sum.
+    component = directional_derivatives(bound, direction, chunk_size).astype(norm.dtype) / largest
+    total = length / largest * sums.moments.count.astype(norm.dtype)
     relative = norm / largest
-    own = relative
-    if found.counts is not None:
-        own = jnp.where(found.counts, relative, jnp.zeros_like(relative))
-    # `along` includes the example's own gradient if this gradient is part of the sum.
-    mine = (own / nonzero(relative)) * along
-    # The norm of S - g is the root of |S|^2 - 2 <S, g> + |g|^2, which rounding may make negative.
-    others = safe_sqrt(total**2 - 2 * total * mine + own**2)
-    cosine = (total * along - own**2) / nonzero(relative * others)
-    return jnp.where(relative * others == 0, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))
+    # Gradients of excluded examples aren't subtracted, because they aren't part of the sum.
+    subtracted = relative
+    if sums.mask is not None:
+        subtracted = jnp.where(sums.mask, relative, jnp.zeros_like(relative))
+    subtracted_component = (subtracted / nonzero(relative)) * component
+    # The squared norm of S - g, |S|^2 - 2 <S, g> + |g|^2, may be negative by rounding.
+    other_norm = safe_sqrt(total**2 - 2 * total * subtracted_component + subtracted**2)
+    cosine = (total * component - subtracted**2) / nonzero(relative * other_norm)
+    return jnp.where(relative * other_norm == 0, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))
 
 
-def derivatives_along(bound: BoundLoss, direction: Any, chunk_size: int | None) -> jax.Array:
+def directional_derivatives(bound: BoundLoss, direction: Any, chunk_size: int | None) -> jax.Array:
     """Inner product of every example's gradient with a direction like the params, `[n]`."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
     jaxpr = jax.make_jaxpr(bound.loss)(bound.params, example).jaxpr
     # JAX has no forward mode for a function with a `custom_vjp`.
     reverse = any(e.primitive.name.startswith("custom_vjp") for e in jaxprs.equations(jaxpr))
-    derive = functools.partial(_reverse if reverse else _forward, bound, direction)
+    mode = _derivatives_reverse if reverse else _derivatives_forward
+    derive = functools.partial(mode, bound, direction)
     return map_chunks(derive, bound.batch, bound.size, chunk_size)
 
 
-def _forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
-    def along(example: Any) -> jax.Array:
-
+def _derivatives_forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
+    def derivative(example: Any) -> jax.Array:
         return jax.jvp(
             lambda params: bound.loss(params, example)[0], (bound.params,), (direction,)
         )[1]
 
-    return jax.vmap(along)(chunk)
+    return jax.vmap(derivative)(chunk)
 
 
-def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
-    """Compute inner products in reverse mode: the backward pass is linear in the weights."""
+def _derivatives_reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
+    """Compute directional derivatives by differentiating the backward pass with respect to weights.
+
+    Reverse mode over all examples would otherwise need one backward pass per example.
+    """
 
     def losses(params: Any) -> jax.Array:
         return jax.vmap(lambda example: bound.loss(params, example)[0])(chunk)
@@ -87,27 +91,27 @@ def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
     # <w, J v> = <J^T w, v> is linear in w, and its gradient with respect to w is J v.
     values, pull = jax.vjp(losses, bound.params)
 
-    def along(weights: jax.Array) -> jax.Array:
+    def weighted_derivative(weights: jax.Array) -> jax.Array:
         products = jax.tree.map(lambda x, y: jnp.real(jnp.sum(x * y)), pull(weights)[0], direction)
         parts = [x.astype(weights.dtype) for x in jax.tree.leaves(products)]
         return functools.reduce(jnp.add, parts)
 
-    return jax.grad(along)(jnp.ones_like(values))
+    return jax.grad(weighted_derivative)(jnp.ones_like(values))
 
 
 class GradientSimilarity(NamedTuple):
     """Inner products and cosines of the gradients of `n` examples with `m` other gradients.
 
     Attributes:
-        inner: The inner products, `[n, m]`, at least float32; without a second batch, the Gram
-            matrix.
+        inner: The inner products, `[n, m]`, at least float32. Without a second batch, `inner` is
+            the Gram matrix `[n, n]`.
         cosine: The cosines of the angles, `[n, m]`; zero for a gradient of zero, which has no
             direction. The cosines are correct even if inner products overflow or underflow.
         norm: The norm of every example's gradient, `[n]`.
         loss: The loss of every example, `[n]`.
         aux: The auxiliary output of the loss; `None` without `has_aux`.
-        other_norm: The gradient norms of the other batch, `[m]`; `None` without a second batch.
-        other_loss: The losses of the other batch, `[m]`; `None` without a second batch.
+        other_norm: The gradient norms of the second batch, `[m]`; `None` without a second batch.
+        other_loss: The losses of the second batch, `[m]`; `None` without a second batch.
     """
 
     inner: jax.Array
@@ -136,15 +140,17 @@ def gradient_similarity(
 
     A negative cosine means that a step on one example increases the loss of the other example.
     Near-duplicates have a cosine near 1. `K` is the neural tangent kernel of the losses on the
-    batch. For a matrix that is used at positions `r` with inputs `a_r` and cotangents `c_r`, `K` is
-    :math:`\sum_{r,s} (a_{ir} \cdot a_{js}) (c_{ir} \cdot c_{js})`, so no gradient is formed. If a
-    matrix is used at very many positions, `gradient_similarity` forms slices of the gradients,
-    which is cheaper.
+    batch.
 
-    With a test batch as `other`, a step of length `lr` on training example `i` changes the loss of
-    test example `j` by `-lr * inner[i, j]`, to first order. The sum of these changes over the
-    checkpoints of a training run estimates the influence of training examples on a prediction
-    (TracIn).
+    Consider a weight matrix that is used at positions `r` with inputs `a_r` and cotangents `c_r`.
+    Its contribution to `K` is :math:`\sum_{r,s} (a_{ir} \cdot a_{js}) (c_{ir} \cdot c_{js})`, so no
+    gradient is formed. If a matrix is used at many positions, slices of the gradients are formed
+    instead, because this is cheaper.
+
+    With a test batch as `other`, an SGD step with learning rate `lr` on training example `i`
+    changes the loss of test example `j` by `-lr * inner[i, j]`, to first order. The sum of these
+    changes over the checkpoints of a training run estimates the influence of training examples on a
+    prediction (TracIn).
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -152,20 +158,21 @@ def gradient_similarity(
             arguments.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all
-            after the last of `argnums`.
+            arguments after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: Number of examples to process at once. `None` for all: one pass over the batch,
-            with the recorded factors of all examples in memory (or all gradients, if `method` isn't
-            `'ghost'`). With `k` chunks there are `k (k + 1)` passes over a chunk.
+        chunk_size: Number of examples to process at once. `None` processes all examples in one
+            pass. The recorded factors of all examples are then in memory, or all gradients if
+            `method` isn't `'ghost'`. With `k` chunks there are `k (k + 1)` passes over a chunk.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
             the batch (and `other`) is sharded, or several axes. Rows are then the examples of this
-            device, and columns all examples. Devices gather examples, not gradients.
+            device, and columns are the examples of all devices. Devices gather examples, not
+            gradients.
 
     Returns:
         A function `(params, batch, ..., key=None, other=None)` -> a `GradientSimilarity`. `other`
-        is a second batch, of any size, for the columns. It has the form of the batched argument, or
-        is a tuple for several batched arguments. A non-finite gradient affects only the row and
-        column of its example.
+        is a second batch, of any size, for the columns. `other` has the form of the batched
+        argument, or is a tuple if several arguments are batched. A non-finite gradient affects only
+        the row and column of its example.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -175,10 +182,10 @@ def gradient_similarity(
     Example:
         >>> from fnopt.gradients import gradient_similarity
         >>> x = jnp.array([[3.0, 4.0], [0.0, 2.0], [-3.0, -4.0]])
-        >>> found = gradient_similarity(lambda w, x: w @ x)(jnp.zeros(2), x)
-        >>> found.inner[0].tolist()
+        >>> similarity = gradient_similarity(lambda w, x: w @ x)(jnp.zeros(2), x)
+        >>> similarity.inner[0].tolist()
         [25.0, 8.0, -25.0]
-        >>> [round(float(c), 3) for c in found.cosine[0]]
+        >>> [round(float(c), 3) for c in similarity.cosine[0]]
         [1.0, 0.8, -1.0]
 
     Reference:
@@ -202,7 +209,7 @@ def gradient_similarity(
         if other is None:
             return run_compiled(_compare_batch, bound, None, count=bound.size, **options)
         columns = spec.bind(spec.with_batch(args, other), kwargs, key)
-        # The traced loss is for one type of rows.
+        # The compiled call replays a jaxpr of the loss, which is valid for one type of examples.
         if _row_types(columns.batch) != _row_types(bound.batch):
             return _compare(bound, columns, True, **options)
         return run_compiled(_compare_batch, bound, columns.batch, count=columns.size, **options)
@@ -221,31 +228,31 @@ def _compare_batch(
 def _compare(
     bound: BoundLoss, columns: BoundLoss, is_other: bool, *, method: str, chunk_size: int | None
 ) -> GradientSimilarity:
-    # By default the whole batch, because every further chunk costs passes over all chunks.
-    strategy = choose(method, chunk_size or max(bound.size, columns.size), bound)
-    # One program is replayed for both batches, with the types that it was recorded with.
+    # By default one chunk, because the number of passes is quadratic in the number of chunks.
+    strategy = choose_strategy(method, chunk_size or max(bound.size, columns.size), bound)
+    # Both batches replay one jaxpr, so both must have the varying axes of the traced batch.
     typed = columns._replace(batch=pvary_like(columns.batch, bound.batch))
     with use_mesh_of(bound.batch):
-        found = _similarity(bound, bound if columns is bound else typed, strategy)
+        similarity = _similarity(bound, bound if columns is bound else typed, strategy)
     if not is_other:
-        return found
+        return similarity
     loss, (norm,), _ = losses_and_norms(columns, strategy)
-    return found._replace(other_norm=norm, other_loss=loss)
+    return similarity._replace(other_norm=norm, other_loss=loss)
 
 
 def _row_types(batch: Any) -> Any:
-    """Tree structure of a batch, and the types of its examples."""
+    """Tree structure of a batch, and the shapes and dtypes of one example."""
     leaves, structure = jax.tree.flatten(batch)
     return structure, [(x.shape[1:], x.dtype, jax.typeof(x).weak_type) for x in leaves]
 
 
 class _Scaled(NamedTuple):
-    """Gradients of a chunk, scaled to norms near 1, with their divisors.
+    """Gradients of a chunk, scaled by powers of two to norms near 1.
 
     Attributes:
         gradients: The scaled gradients.
         length: The norms of the scaled gradients, between 1/2 and 2.
-        exponent: The powers of two by which the gradients were divided.
+        exponent: The exponents `e`; gradients were divided by `2**e`.
         outputs: The norms before scaling, the losses and the auxiliary outputs.
     """
 
@@ -255,46 +262,46 @@ class _Scaled(NamedTuple):
     outputs: tuple[jax.Array, jax.Array, Any]
 
     def products_and_cosines(self, other: _Scaled) -> tuple[jax.Array, jax.Array]:
-        """The inner products and the cosines, `[n, m]`."""
+        """Inner products and cosines with the gradients of another chunk, `[n, m]` each."""
         scaled = self.gradients.inner_products(other.gradients)
         lengths = self.length[:, None] * replicate(other.length)[None, :]
         cosine = jnp.where(lengths == 0, jnp.zeros_like(scaled), scaled / nonzero(lengths))
-        # The exponents are applied one after the other, because their sum may be out of range.
+        # The exponents are applied one after the other, because 2 to their sum may overflow.
         inner = jnp.ldexp(scaled, self.exponent[:, None])
         return jnp.ldexp(inner, replicate(other.exponent)[None, :]), jnp.clip(cosine, -1, 1)
 
 
-def _scale_gradients(take: Measure, chunk: Any) -> _Scaled:
-    seen = take(chunk)
-    (loss, aux), norm = seen.loss_and_aux, seen.norms()[0]
-    usable = jnp.isfinite(norm) & (norm > 0)
-    exponent = jnp.round(jnp.log2(jnp.where(usable, norm, jnp.ones_like(norm))))
-    # Four powers of two are headroom for the sums of products.
+def _scale_gradients(measure_chunk: Measure, chunk: Any) -> _Scaled:
+    gradients = measure_chunk(chunk)
+    (loss, aux), norm = gradients.loss_and_aux, gradients.norms()[0]
+    has_direction = jnp.isfinite(norm) & (norm > 0)
+    exponent = jnp.round(jnp.log2(jnp.where(has_direction, norm, jnp.ones_like(norm))))
+    # `2**-exponent` must neither overflow nor be subnormal; 4 is a margin.
     top = jnp.finfo(norm.dtype).maxexp - 4
     exponent = jax.lax.stop_gradient(jnp.clip(exponent, -top, top)).astype(jnp.int32)
-    # A power of two, so that scaling is exact.
+    # Multiplication by a power of two is exact.
     factors = jnp.ldexp(jnp.ones_like(norm), -exponent)
-    return _Scaled(seen.scaled(factors), norm * factors, exponent, (norm, loss, aux))
+    return _Scaled(gradients.scaled(factors), norm * factors, exponent, (norm, loss, aux))
 
 
 def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
-    take = measure(bound, strategy)
-    # A chunk that is compared with itself needs one pass, not two.
+    measure_chunk = measure(bound, strategy)
+    # A batch in a single chunk is compared with itself in one pass, not two.
     if columns is bound and (strategy.chunk_size is None or strategy.chunk_size >= bound.size):
-        seen = _scale_gradients(take, bound.batch)
-        return GradientSimilarity(*seen.products_and_cosines(seen), *seen.outputs)
+        scaled = _scale_gradients(measure_chunk, bound.batch)
+        return GradientSimilarity(*scaled.products_and_cosines(scaled), *scaled.outputs)
 
-    def rows(chunk: Any) -> Any:
-        mine = _scale_gradients(take, chunk)
+    def compare_rows(chunk: Any) -> Any:
+        rows = _scale_gradients(measure_chunk, chunk)
 
-        found = map_chunks(
-            lambda other: _scale_gradients(take, other).products_and_cosines(mine),
+        transposed = map_chunks(
+            lambda other: _scale_gradients(measure_chunk, other).products_and_cosines(rows),
             columns.batch,
             columns.size,
             strategy.chunk_size,
         )
-        # Chunks of columns are stacked along the leading axis.
-        return jax.tree.map(jnp.transpose, found), mine.outputs
+        # `map_chunks` stacks chunks along the leading axis, so the columns come first.
+        return jax.tree.map(jnp.transpose, transposed), rows.outputs
 
-    found, outputs = map_chunks(rows, bound.batch, bound.size, strategy.chunk_size)
-    return GradientSimilarity(*found, *outputs)
+    products, outputs = map_chunks(compare_rows, bound.batch, bound.size, strategy.chunk_size)
+    return GradientSimilarity(*products, *outputs)

@@ -12,7 +12,7 @@ from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import totals
 from fnopt.gradients._similarity import alignment_with_others
-from fnopt.gradients._strategy import checked_strategy, choose, run_compiled
+from fnopt.gradients._strategy import checked_strategy, choose_strategy, run_compiled
 from fnopt.gradients._sums import like_params
 from fnopt.numerics import compute_dtype, default_float, safe_divide, sum_of_squares
 from fnopt.sharding import psum
@@ -29,8 +29,8 @@ def noise_scale(
               {1/b - 1/B}, \qquad B_\mathrm{simple} = \frac{\mathrm{tr}\,\Sigma}{\lvert G \rvert^2}
 
     Data-parallel training already computes both gradients: the gradient of one device, and the mean
-    over the devices. The two estimates are noisy but unbiased; their ratio is biased. Therefore
-    average the estimates over steps, and then divide the averages.
+    over the devices. The estimates of `|G|^2` and `tr Sigma` are noisy but unbiased; their ratio is
+    biased. Therefore, average the estimates over steps and then divide the averages.
 
     Args:
         small_norm: The norm of a mean gradient over `small_size` examples; or several norms,
@@ -39,12 +39,12 @@ def noise_scale(
         small_size: `b`.
         big_size: `B > b`.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis of the
-            devices, or several, over which squares of `small_norm` are averaged. `small_norm` is
-            then the norm of this device's mean gradient, and `big_norm` the norm of the mean over
-            all devices.
+            devices, or several axes. Squares of `small_norm` are then averaged over the devices.
+            `small_norm` is the norm of this device's mean gradient, and `big_norm` is the norm of
+            the mean over all devices.
 
     Returns:
-        `(noise_scale, grad_sq, trace)`: the ratio, and the estimates of `|G|^2` and
+        `(noise_scale, grad_sq, trace)`: :math:`B_\mathrm{simple}`, and the estimates of `|G|^2` and
         :math:`\mathrm{tr}\,\Sigma`.
 
     Raises:
@@ -67,7 +67,7 @@ def noise_scale(
         )
     small, big = (_mean_square(norm) for norm in (small_norm, big_norm))
     small = psum(small, axis_name) / psum(1, axis_name)
-    # Unbiased estimates of |G|^2 and tr(Sigma) (McCandlish et al., 2018, appendix A.1).
+    # McCandlish et al. (2018), appendix A.1: unbiased, because E|g_b|^2 = |G|^2 + tr(Sigma) / b.
     grad_sq = (big_size * big - small_size * small) / (big_size - small_size)
     trace = (small - big) / (1 / small_size - 1 / big_size)
     return trace / grad_sq, grad_sq, trace
@@ -84,15 +84,16 @@ class GradientStatistics(NamedTuple):
 
     Attributes:
         mean: The mean gradient, like the params.
-        variance: For every leaf, the sum of the variances of its entries: the unbiased trace of the
-            covariance of one example's gradient. NaN with fewer than two examples, infinite if
-            squares of finite gradients overflow.
+        variance: For every leaf, the sum of the unbiased variances of its entries. This is the
+            trace of the covariance of one example's gradient. NaN with fewer than two examples;
+            infinite if squares of finite gradients overflow.
         snr: For every leaf, the signal-to-noise ratio `|mean|^2 / variance`. The estimate of
             `|mean|^2` is unbiased, so the ratio may be negative if the signal is weak. Zero for a
-            param that the loss doesn't use, infinite if all gradients are equal, NaN if squares of
+            param that the loss doesn't use; infinite if all gradients are equal; NaN if squares of
             the gradients overflow or underflow.
         noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2`, with the
-            unbiased estimate of `|mean|^2`. Batches above this size hardly help.
+            unbiased estimate of `|mean|^2`. A batch size above the noise scale hardly reduces the
+            number of training steps.
         loss: The loss of every example, `[n]`.
         norm: The global norm of every example's gradient, `[n]`. A non-finite norm identifies
             an example with a bad gradient.
@@ -125,20 +126,19 @@ def gradient_statistics(
     skip_nonfinite: bool = False,
     axis_name: Any = None,
 ) -> Callable[..., GradientStatistics]:
-    r"""Compute mean, variance and signal-to-noise ratio of per-example gradients, in one pass.
+    r"""Compute mean, variance and signal-to-noise ratio of per-example gradients in one pass.
 
-    With the mean gradient :math:`g` of :math:`n` examples, for every leaf and for all leaves
-    together:
+    For the mean gradient :math:`g` of :math:`n` examples, `gradient_statistics` computes for every
+    leaf, and for all leaves together:
 
     .. math:: v = \frac{\sum_i \lVert g_i - g \rVert^2}{n - 1}, \qquad
               s = \lVert g \rVert^2 - \frac vn, \qquad
               \mathrm{snr} = \frac sv, \qquad B_\mathrm{simple} = \frac vs
 
     Per-example gradients aren't stored, so the cost is little more than the cost of the mean
-    gradient. Squared deviations are computed relative to one gradient of each chunk, and chunks are
-    merged by their means. A variance that is small relative to the mean therefore stays accurate. A
-    second pass (one forward-mode derivative along the mean) computes how well the gradient of each
-    example agrees with the other gradients:
+    gradient. Deviations are computed without cancellation, so a variance that is small relative to
+    the mean is accurate. With `alignment=True`, a second pass (a forward-mode derivative along the
+    mean) computes how well the gradient of each example agrees with the other gradients:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
@@ -147,11 +147,11 @@ def gradient_statistics(
         argnums: The positional arguments to differentiate.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all
-            after the last of `argnums`.
+            arguments after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
-        alignment: Whether to run the second pass, which treats out-of-bounds indices of a table
-            like `by='disagreement'` in :func:`fnopt.hardest_examples`.
+        alignment: Whether to run the second pass. In this pass, an out-of-bounds index of a table
+            selects the last row, as in `jax.jvp`.
         skip_nonfinite: Whether to omit examples with a non-finite gradient or loss from all sums.
             Otherwise, one such example makes the sums NaN.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
@@ -160,19 +160,19 @@ def gradient_statistics(
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `GradientStatistics`. The
-        bool array `where` of shape `[n]` selects the examples; all other examples may have any
-        values. At least two examples must be selected.
+        bool array `where` of shape `[n]` selects examples, at least two. Other examples don't
+        contribute, even if their gradients are NaN.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If there is a single example, or no param, or the example axes disagree or are
+        ValueError: If there is only one example or no param, or the example axes disagree or are
             empty.
 
     Example:
         >>> from fnopt.gradients import gradient_statistics
         >>> x = jnp.array([[1.0, 0.0], [1.0, 2.0], [1.0, 1.0]])
-        >>> found = gradient_statistics(lambda w, x: w @ x)(jnp.zeros(2), x)
-        >>> found.mean.tolist(), float(found.variance)
+        >>> statistics = gradient_statistics(lambda w, x: w @ x)(jnp.zeros(2), x)
+        >>> statistics.mean.tolist(), float(statistics.variance)
         ([1.0, 1.0], 1.0)
 
     Reference:
@@ -198,18 +198,19 @@ def gradient_statistics(
             raise ValueError(
                 f"{spec.name}: the batch has 1 example, expected at least 2 for a variance."
             )
-        wanted = check_where(where, bound.size, spec.name)
-        found = run_compiled(_statistics, bound, wanted, **options)
-        like_params = ("mean", "variance", "snr")
-        own = {field: spec.like_argnums(getattr(found, field)) for field in like_params}
-        return found._replace(**own)
+        mask = check_where(where, bound.size, spec.name)
+        statistics = run_compiled(_statistics, bound, mask, **options)
+        trees = ("mean", "variance", "snr")
+        return statistics._replace(
+            **{field: spec.like_argnums(getattr(statistics, field)) for field in trees}
+        )
 
     return statistics_fn
 
 
 def _statistics(
     bound: BoundLoss,
-    wanted: jax.Array | None,
+    mask: jax.Array | None,
     *,
     method: str,
     chunk_size: int | None,
@@ -217,36 +218,34 @@ def _statistics(
     skip_nonfinite: bool,
     axis_name: Any,
 ) -> GradientStatistics:
-    strategy = choose(method, chunk_size, bound)
-    found = totals(bound, strategy, wanted, skip_nonfinite, axis_name)
-    count, mean, deviations = found.moments
+    strategy = choose_strategy(method, chunk_size, bound)
+    sums = totals(bound, strategy, mask, skip_nonfinite, axis_name)
+    count, mean, deviations = sums.moments
     treedef = jax.tree.structure(mean)
-    spreads = [
-        _variance(m, s, count) for m, s in zip(jax.tree.leaves(mean), deviations, strict=True)
-    ]
-    variance, signal = ([*parts] for parts in zip(*spreads, strict=True))
+    pairs = [_variance(m, s, count) for m, s in zip(jax.tree.leaves(mean), deviations, strict=True)]
+    variance, signal = ([*parts] for parts in zip(*pairs, strict=True))
     ratios = zip(signal, variance, jax.tree.leaves(mean), strict=True)
     snr = [_ratio(s, v, [m]) for s, v, m in ratios]
-    aligned = alignment_with_others(bound, found, chunk_size) if alignment else None
+    cosines = alignment_with_others(bound, sums, chunk_size) if alignment else None
     return GradientStatistics(
         mean=like_params(mean, bound.given),
         variance=treedef.unflatten(variance),
         snr=treedef.unflatten(snr),
         noise_scale=_ratio(_sum(variance), _sum(signal), jax.tree.leaves(mean)),
-        loss=found.loss,
-        norm=found.norm,
-        aux=found.aux,
+        loss=sums.loss,
+        norm=sums.norm,
+        aux=sums.aux,
         count=count,
-        alignment=aligned,
+        alignment=cosines,
     )
 
 
 def _variance(
     mean: jax.Array, deviations: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Variance, and the unbiased squared norm of the mean."""
+    """Variance of a leaf, and the unbiased estimate of the squared norm of its mean."""
     n, length = count.astype(deviations.dtype), sum_of_squares(mean).astype(deviations.dtype)
-    # One gradient has no variance.
+    # With fewer than two examples, the quotient may be 0 or infinite instead of NaN.
     variance = jnp.where(count < 2, jnp.full_like(deviations, jnp.nan), deviations / (n - 1))
     # E|mean|^2 = |E mean|^2 + variance / n (McCandlish et al., 2018, appendix A.1).
     return variance, length - variance / n
@@ -254,8 +253,8 @@ def _variance(
 
 def _ratio(a: jax.Array, b: jax.Array, mean: list[jax.Array]) -> jax.Array:
     """Ratio of squares: 0 for unused params, NaN if squares underflow."""
-    lost = (a == 0) & (b == 0) & jnp.stack([jnp.any(m != 0) for m in mean]).any()
-    return jnp.where(lost, jnp.full_like(a, jnp.nan), safe_divide(a, b))
+    underflows = (a == 0) & (b == 0) & jnp.stack([jnp.any(m != 0) for m in mean]).any()
+    return jnp.where(underflows, jnp.full_like(a, jnp.nan), safe_divide(a, b))
 
 
 def _sum(parts: list[jax.Array]) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Strategies to reduce per-example gradients: chunks, recorded factors, compiled calls."""
+"""Choice of the method and the chunk size, and cache of compiled calls."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fnopt.programs import TracedFunction, is_eager, is_on_one_device, jit_call,
 
 METHODS = ("auto", "vmap", "chunked", "ghost")
 
-# Maximum bytes of the per-example gradients of one chunk. On a CPU, a chunk that fits its caches is
-# fastest (measured on a dense network and a transformer). An accelerator needs enough examples at
-# once for full utilization (its figure is an estimate).
+# Maximum bytes of the per-example gradients of one chunk. On a CPU, chunks that fit into the cache
+# are fastest (measured on a dense network and a transformer). An accelerator needs larger chunks
+# for full utilization (512 MB is an estimate, not measured).
 _CPU_CHUNK_BYTES = 4 * 2**20
 _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 
-# A chunk of recorded activations may be larger, because they are written and read once, and every
-# chunk costs another pass over the sums.
+# Chunks of recorded activations may be larger: activations are written and read only once, and
+# every chunk costs another pass over the sums.
 _GHOST_FACTOR = 8
 
 
 class Strategy(NamedTuple):
-    """Strategy for the reduction of the gradients of a batch.
+    """Method and chunk size for the gradients of a batch.
 
     Attributes:
-        ghost: The traced loss, if `method` is `'ghost'`; else None.
+        ghost: The traced loss for the method `'ghost'`; `None` for formed gradients.
         chunk_size: Number of examples to process at once; `None` for all.
     """
 
@@ -41,42 +41,42 @@ class Strategy(NamedTuple):
 
 
 def checked_strategy(method: str, chunk_size: int | None, name: str) -> int | None:
-    """Check the method and the chunk size, and return the chunk size."""
+    """Check the method and the chunk size; return the chunk size as an int or `None`."""
     chunk_size = check_chunk_size(chunk_size, name)
     check_choice(method, METHODS, "method", name)
     if method == "vmap" and chunk_size is not None:
         raise ValueError(
-            f"{name}: method='vmap' takes the whole batch at once, but chunk_size is {chunk_size}. "
-            "Use method='chunked' or leave one of them out."
+            f"{name}: method='vmap' takes the whole batch at once, but chunk_size is {chunk_size}; "
+            "expected None. Use method='chunked', or omit chunk_size."
         )
     return chunk_size
 
 
-def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
+def choose_strategy(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
     """Choose the strategy; `'auto'` compares the memory of one example under both methods."""
     if method == "vmap":
         return Strategy(None, None)
-    # Recorded factors win where they are smaller than the gradient of an example.
+    # `'auto'` minimizes memory: the activations and cotangents, or the gradient, of one example.
     gradient = gradient_bytes(bound.params)
     ghost = trace_ghost(bound) if method in {"auto", "ghost"} else None
     if method == "auto" and ghost is not None and ghost.plan.bytes >= gradient:
         ghost = None
     if chunk_size is None:
         per_example = gradient if ghost is None else ghost.plan.bytes // _GHOST_FACTOR
-        chunk_size = _fitting(per_example, bound.size)
+        chunk_size = _fitting_chunk_size(per_example, bound.size)
     return Strategy(ghost, chunk_size)
 
 
-def _fitting(bytes_per_example: int, size: int) -> int:
-    """Return the number of examples of a given size that fit into the memory budget."""
+def _fitting_chunk_size(bytes_per_example: int, size: int) -> int:
+    """Number of examples that fit into the memory budget, a divisor of `size` if possible."""
     budget = _CPU_CHUNK_BYTES if jax.default_backend() == "cpu" else _ACCELERATOR_CHUNK_BYTES
-    most = min(size, max(1, budget // max(1, bytes_per_example)))
-    # A nearby divisor avoids a remainder chunk, which would be compiled separately.
-    return next((k for k in range(most, most // 2, -1) if size % k == 0), most)
+    limit = min(size, max(1, budget // max(1, bytes_per_example)))
+    # A divisor avoids a remainder chunk, which would be compiled separately.
+    return next((k for k in range(limit, limit // 2, -1) if size % k == 0), limit)
 
 
 def gradient_bytes(params: Any) -> int:
-    """Size of one example's gradient in bytes, in float32 or wider."""
+    """Bytes of one example's gradient in float32 or wider."""
     return sum(
         math.prod(jnp.shape(leaf)) * compute_dtype(jnp.result_type(leaf)).itemsize
         for leaf in jax.tree.leaves(params)
@@ -84,12 +84,12 @@ def gradient_bytes(params: Any) -> int:
 
 
 def run_compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
-    """Call `run(bound, *args, **options)`; an eager call is compiled once and cached.
+    """Call `run(bound, *args, **options)`; compile eager calls and cache the programs.
 
     Without the cache, eager execution would compile loops and conditionals again in every call.
 
     Args:
-        run: A function that closes over no values.
+        run: A function without a closure.
         bound: The loss with its arguments.
         *args: Trees of arrays and numbers.
         **options: Arguments that aren't arrays.
@@ -99,11 +99,11 @@ def run_compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **option
         with bound.on_its_mesh():
             return run(bound, *args, **options)
     return jit_call(
-        _rebound, loss, bound.params, bound.batch, args, run=run, size=bound.size, **options
+        _run_traced, loss, bound.params, bound.batch, args, run=run, size=bound.size, **options
     )
 
 
-def _rebound(
+def _run_traced(
     loss: TracedFunction, params: Any, batch: Any, args: Any, *, run: Any, size: int, **options: Any
 ) -> Any:
     return run(BoundLoss(loss, params, batch, size, params), *args, **options)
@@ -112,17 +112,17 @@ def _rebound(
 def _traced_loss(
     bound: BoundLoss, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedFunction | None:
-    """Traced loss, if the call is eager and its program can be cached."""
-    given = bound.params, bound.batch, args
-    static = jax.tree.structure(given), *options.values()
+    """Traced loss if the call is eager and its program can be cached; else `None`."""
+    arrays = bound.params, bound.batch, args
+    static = jax.tree.structure(arrays), *options.values()
     try:
         hash(static)
     except TypeError:  # unhashable options can't be cache keys
         return None
-    if not (is_eager(given) and is_on_one_device(given)):
+    if not (is_eager(arrays) and is_on_one_device(arrays)):
         return None
     if any(jax.typeof(x).weak_type for x in jax.tree.leaves(bound.batch)):
-        # `ShapeDtypeStruct` below drops weak types, so the trace of an example would differ.
+        # `ShapeDtypeStruct` below drops weak types, so the traced loss could promote differently.
         return None
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
     return trace_function(bound.loss, bound.params, example)

@@ -1,4 +1,4 @@
-"""Gradients of weighted losses, and an identity function that scales gradients."""
+"""Gradients of weighted sums of losses, and an identity function that scales gradients."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def weighted_grad(
               \qquad\text{or}\qquad \frac1n \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
 
     The weights are the cotangents of one backward pass over the batch, so the cost equals the cost
-    of a plain gradient. The result is differentiable with respect to the weights, for influence
-    functions, data reweighting and meta-learning. A weight of zero doesn't exclude an example with
-    a non-finite gradient.
+    of an unweighted gradient. The result is differentiable with respect to the weights, for
+    influence functions, data reweighting and meta-learning. An example with a non-finite gradient
+    makes the result NaN, even if its weight is zero.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all
-            after the last of `argnums`.
+            arguments after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples (not by the sum
             of the weights).
         chunk_size: Number of examples to differentiate at once; gradients are accumulated over
@@ -50,9 +50,9 @@ def weighted_grad(
             the same result. `None` sums over the examples of this call.
 
     Returns:
-        A function `(params, batch, ..., weights, key=None)` -> the gradient, like `params`, or
-        `(gradient, aux)` with `has_aux`; `aux` has a leading example axis. The last positional
-        argument `weights` has shape `[n]` and is real, bool or integer.
+        A function `(params, batch, ..., weights, key=None)` -> the gradient, a tree like `params`;
+        or `(gradient, aux)` with `has_aux`, where `aux` has a leading example axis. The last
+        positional argument, `weights`, is a real, bool or integer array of shape `[n]`.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -79,17 +79,17 @@ def value_and_weighted_grad(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Any]:
-    r"""Compute the loss of every example, and the gradient of their weighted sum.
+    r"""Compute the loss of every example, and the gradient of the weighted sum of the losses.
 
-    See `weighted_grad`. The returned losses are neither weighted nor summed; the gradient is the
-    gradient of `weights @ losses`.
+    See `weighted_grad`. The losses are returned without weights; the gradient is the gradient of
+    `weights @ losses`.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all
-            after the last of `argnums`.
+            arguments after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: As in `weighted_grad`.
@@ -137,17 +137,16 @@ def _weighted_grad(
 def _check_has_weights(
     spec: ExampleLoss, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any
 ) -> None:
-    count, keyed = len(args), {} if key is None else {"key": key}
-    shared = {name: value for name, value in kwargs.items() if name != "weights"} | keyed
-    forgotten = count < 1 or (count < 3 and spec.batch_argnums is None)
-    if not accepts_args(spec.fn, *args[:-1], **kwargs, **keyed):
-        # If the loss takes all of `args`, none of them are weights.
-        forgotten |= accepts_args(spec.fn, *args, **shared)
-    if forgotten:
+    count, key_kwarg = len(args), {} if key is None else {"key": key}
+    shared = {name: value for name, value in kwargs.items() if name != "weights"} | key_kwarg
+    missing = count < 1 or (count < 3 and spec.batch_argnums is None)
+    if not accepts_args(spec.fn, *args[:-1], **kwargs, **key_kwarg):
+        # If the loss accepts all of `args`, none of them are weights.
+        missing |= accepts_args(spec.fn, *args, **shared)
+    if missing:
         raise TypeError(
-            f"{spec.name}: {count} positional arguments, expected (params, batch, ..., "
-            "weights): one weight per example, of shape [n], comes last, as a positional "
-            "argument."
+            f"{spec.name}: got {count} positional arguments, expected (params, batch, ..., "
+            "weights). Pass one weight per example, of shape [n], as the last positional argument."
         )
 
 
@@ -156,13 +155,13 @@ def _weighted_sum(
 ) -> tuple[jax.Array, Any, Any]:
     def add_chunk(sums: Any, chunk: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         examples, w = chunk
-        # One backward pass serves the whole chunk: the weights are the cotangents of the losses.
+        # With the weights as cotangents of the losses, one backward pass computes the weighted sum.
         losses, pullback, aux = jax.vjp(
             lambda params: jax.vmap(bound.loss, (None, 0))(params, examples),
             bound.params,
             has_aux=True,
         )
-        # The scale is applied before the weights are rounded to a low-precision loss's dtype.
+        # Weights are scaled before they are rounded to the dtype of the losses, not rounded twice.
         w = w.astype(compute_dtype(losses.dtype)) * scale
         w = pvary_like(w.astype(losses.dtype), losses)
         (grads,) = pullback(reshard_like(w, losses))
@@ -176,7 +175,7 @@ def _weighted_sum(
     return losses, aux, sums
 
 
-# The JVP rule is linear in the tangents, so JAX transposes it, and both modes work.
+# `custom_jvp`, because JAX transposes its linear rule, so that forward and reverse mode work.
 @jax.custom_jvp
 def _scale_cotangent(x: jax.Array, scale: jax.Array) -> jax.Array:
     del scale
@@ -190,7 +189,7 @@ def _scale_cotangent_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Ar
 
 
 def scale_gradient(inputs: Any, scale: Any) -> Any:
-    r"""Return the inputs unchanged, and multiply their gradient by a number.
+    r"""Return the inputs unchanged and multiply their gradient by a number.
 
     .. math:: y = x, \qquad \frac{\partial L}{\partial x} = s\, \frac{\partial L}{\partial y}
 
@@ -214,7 +213,7 @@ def scale_gradient(inputs: Any, scale: Any) -> Any:
 
     def scale_leaf(x: Any) -> jax.Array:
         x = jnp.asarray(x)
-        # Reverse mode has no gradient for the scale, so both modes treat the scale as constant.
+        # The JVP rule ignores the tangent of the scale, so the scale is explicitly a constant.
         return _scale_cotangent(x, jax.lax.stop_gradient(jnp.asarray(scale, x.real.dtype)))
 
     return jax.tree.map(scale_leaf, inputs)

@@ -18,7 +18,7 @@ from fnopt.monitor._writers import check_sink, warn_once
 from fnopt.numerics import is_inexact, safe_increment
 
 Sink = Callable[[dict[str, Any]], Any]
-"""A receiver of records: a function of one flat dict."""
+"""Function that receives records, which are flat dicts."""
 
 
 def _entries(metrics: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -32,15 +32,15 @@ def _entries(metrics: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def record_of(step: Any, metrics: Any) -> dict[str, Any]:
-    """Flatten metrics, on the host, to a dict of plain numbers.
+    """Flatten metrics on the host to a dict of Python numbers and NumPy arrays.
 
     Args:
-        step: The number of the step.
+        step: The step number.
         metrics: A dict of numbers, `Health`s and nested dicts; or a `Health`.
 
     Returns:
         A dict with `'step'` first; nested names are joined by `/`. Scalars are Python numbers,
-        arrays are NumPy arrays. An infinite ratio, as for zero biases, is omitted.
+        arrays are NumPy arrays. An infinite ratio, such as the ratio of a zero bias, is omitted.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,7 +52,7 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
     values = {k: np.asarray(v) for k, v in _entries(metrics, "")}
     record: dict[str, Any] = {"step": int(step)}
     for name, value in values.items():
-        # The ratio to params of zero is infinite and carries no information.
+        # The ratio of zero params is infinite, which contains no information.
         if value.ndim or "ratio" not in name.split("/") or not np.isinf(value):
             record[name] = value if value.ndim else value.item()
     return record
@@ -62,12 +62,12 @@ def _check(metrics: Any, step: jax.Array, every: int) -> None:
     if not callable(metrics) or isinstance(metrics, (Mapping, Health)):
         raise TypeError(
             f"{where()}emit: metrics is a {type(metrics).__name__}, expected a function without "
-            "arguments, as in lambda: {'loss': loss}. emit calls it only for the steps that "
-            "are sent."
+            "arguments, as in lambda: {'loss': loss}. emit calls the function only in steps that "
+            "it sends."
         )
     if step.ndim or not jnp.issubdtype(step.dtype, jnp.integer):
         raise TypeError(
-            f"{where()}emit: step is {step.dtype}{list(step.shape)}, expected a whole number."
+            f"{where()}emit: step is {step.dtype}{list(step.shape)}, expected an integer scalar."
         )
     check_count(every, "every", "emit")
 
@@ -75,20 +75,21 @@ def _check(metrics: Any, step: jax.Array, every: int) -> None:
 def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -> None:
     """Send metrics from a jitted function to a function on the host, every few steps.
 
-    On all other steps nothing is computed and nothing is sent. Delivery is asynchronous and may
-    reorder records (each has its step): call `jax.effects_barrier()` before reading the records of
-    the sink. Under `jax.vmap` there is one record for each batch member, and the metrics are
-    computed in every step, since a batched condition becomes a select. If a sink raises an
-    exception (because the disk is full, for example), the program continues with one warning, and
-    later records are still sent.
+    In other steps, nothing is computed or sent. Delivery is asynchronous and may reorder records,
+    each of which contains the step. Call `jax.effects_barrier()` before you read the records.
+
+    Under `jax.vmap`, there is one record for each batch member. The metrics are then computed in
+    every step, because JAX converts a batched condition to a select. If a sink raises an exception,
+    for example because the disk is full, the program continues with one warning and sends later
+    records.
 
     Args:
-        sink: Receives one flat dict (see `record_of`): a function, a `JsonLines`, a `TensorBoard`,
-            a `Progress`, or several sinks combined by `tee`.
-        step: The number of the step, an integer scalar.
+        sink: Function of one flat dict (see `record_of`), such as a `JsonLines`, a `TensorBoard`, a
+            `Progress`, or several sinks combined by `tee`.
+        step: The step number, an integer scalar.
         metrics: A function without arguments that returns a dict of numbers, `Health`s and nested
             dicts, or a `Health`.
-        every: Sends the steps 0, `every`, 2 `every`, ...
+        every: The interval: the steps 0, `every`, 2 `every`, ... are sent.
 
     Raises:
         TypeError: If `sink` or `metrics` isn't a function, or the step isn't an integer.
@@ -113,47 +114,48 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     due = step % every == 0
 
     def deliver(due: Any, step: Any, values: Any) -> None:
-        if due:  # under vmap all members get here, also those whose step isn't due
+        # Under vmap, the callback also runs for members whose step isn't due.
+        if due:
             try:
                 sink(record_of(step, values))
             except Exception as error:
-                # An exception in a callback would end the program, and a full disk the training.
+                # An exception in a callback would end the training, for example on a full disk.
                 name = getattr(sink, "__name__", type(sink).__name__)
                 warn_once(
                     sink,
                     f"emit: the sink {name} raised {type(error).__name__}: {error} at step "
-                    f"{int(step)}. The program goes on and calls the sink for later steps too. "
-                    "Later failures give no warning.",
+                    f"{int(step)}. The program continues and calls the sink in later steps. Later "
+                    "errors of this sink raise no warning.",
                 )
 
     send = lambda: jax.debug.callback(deliver, due, step, metrics())  # noqa: E731
     if every == 1:
         send()
     else:
-        # The metrics are computed in the branch: other steps pay nothing.
+        # `metrics` is called inside the branch, so that other steps don't compute it.
         jax.lax.cond(due, send, lambda: None)
 
 
 class EmitHealthState(NamedTuple):
-    """The number of updates so far."""
+    """Number of updates."""
 
     count: jax.Array
 
 
 class emit_health(Transformation):
-    """Pass updates through unchanged, and send their health to a function every few steps.
+    """Return updates unchanged, and send their `health` to a function every few steps.
 
-    It applies `emit` to `health` as a transform, for training loops whose step you can't edit.
+    This transform serves training loops whose step function you can't edit. Otherwise use `emit`.
 
     Args:
-        sink: Receives one flat dict: `{'step': 200, 'norm/dense/kernel': 0.3, ...}`.
-        every: Sends the updates 0, `every`, 2 `every`, ...; in all other updates nothing is
-            computed.
-        stats: The statistics, as for `health`.
-        groups: The groups of leaves, as for `health`.
+        sink: Function of one flat dict: `{'step': 200, 'norm/dense/kernel': 0.3, ...}`.
+        every: The interval: the health of the updates 0, `every`, 2 `every`, ... is sent. In other
+            updates nothing is computed.
+        stats: The statistics, as in `health`.
+        groups: The groups of leaves, as in `health`.
 
     Raises:
-        ValueError: In use, if the ratio is among `stats` and no params are given.
+        ValueError: In `update`, if `stats` contains the ratio and no params are passed.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -174,7 +176,7 @@ class emit_health(Transformation):
     def update(
         self, updates: Any, state: EmitHealthState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmitHealthState]:
-        """Return the updates unchanged; on the chosen steps send their health to the sink."""
+        """Return the updates unchanged; every `every` steps, send their health to the sink."""
         if any(map(is_inexact, jax.tree.leaves(updates))):
             measure = lambda: health(updates, params, stats=self.stats, groups=self.groups)  # noqa: E731
             emit(self.sink, state.count, measure, every=self.every)

@@ -21,10 +21,10 @@ class Flag(enum.IntEnum):
 
     Attributes:
         FINE: No warning.
-        DEAD: The gradient is negligible relative to the gradients of most layers.
+        DEAD: The gradient is negligible relative to the median layer.
         EXPLODING: The gradient norm is far above its usual value.
         NONFINITE: The gradient contains NaN or infinities.
-        VANISHING: The gradient is negligible relative to the largest gradient of a layer.
+        VANISHING: The gradient is negligible relative to the layer with the largest gradient.
         HALF_DEAD: At least half of the gradient's elements are zero.
 
     Example:
@@ -42,7 +42,11 @@ class Flag(enum.IntEnum):
 
 
 class FlagState(NamedTuple):
-    """State of `health_flags`: flags of every group, their streaks and running means."""
+    """State of `health_flags`: the flags, their streaks, and the usual norms, `[groups]` each.
+
+    A streak is the number of consecutive observations that contradict a flag. The usual norm is a
+    running mean, which is zero before the first positive norm.
+    """
 
     dead: jax.Array
     dead_streak: jax.Array
@@ -58,7 +62,7 @@ class FlagState(NamedTuple):
 
     @property
     def code(self) -> jax.Array:
-        """The worst flag of every group, as an int32 array of `Flag` values."""
+        """Worst flag of every group, an int32 array of `Flag` values."""
         kinds = [
             (self.nonfinite, Flag.NONFINITE),
             (self.exploding, Flag.EXPLODING),
@@ -76,7 +80,7 @@ _ONLY_WITH_ZEROS = "half-dead layers are only flagged if 'zeros' is among the st
 
 
 class FlagReport(NamedTuple):
-    """The names of the groups with a flag; empty (and false) without flags."""
+    """Names of the groups with a raised flag; false if no flag is raised."""
 
     dead: tuple[str, ...]
     exploding: tuple[str, ...]
@@ -86,10 +90,10 @@ class FlagReport(NamedTuple):
 
     @classmethod
     def from_flags(cls, names: tuple[str, ...], flags: Iterable[Any]) -> FlagReport:
-        """The names whose flags are set, for every kind of flag."""
+        """Make a report from a mask of the groups for each kind of flag."""
         return cls(
             *(
-                tuple(n for n, up in zip(names, np.asarray(flag), strict=True) if up)
+                tuple(n for n, raised in zip(names, np.asarray(flag), strict=True) if raised)
                 for flag in flags
             )
         )
@@ -100,8 +104,8 @@ class FlagReport(NamedTuple):
     _repr_pretty_ = show_report
 
     def __str__(self) -> str:
-        found = self._asdict().items()
-        parts = [f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in found if names]
+        kinds = self._asdict().items()
+        parts = [f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in kinds if names]
         return "; ".join(parts) or f"no layer is flagged ({_ONLY_WITH_ZEROS})"
 
 
@@ -109,44 +113,43 @@ class health_flags(Value):
     r"""Detect dead, vanishing and exploding layers from successive `Health` values.
 
     A group is *dead* if the root mean square :math:`r_\ell` of its gradient is negligible relative
-    to the median group. It is *exploding* if its norm :math:`n_\ell` is far above its usual norm
-    :math:`\bar n_\ell`, or above an absolute limit:
+    to the median group. A group is *exploding* if the norm :math:`n_\ell` is far above the group's
+    usual norm :math:`\bar n_\ell`, or above an absolute limit:
 
     .. math::
         r_\ell \le d \cdot \operatorname{median}_k r_k, \qquad
         n_\ell > e\, \bar n_\ell \ \text{ or } \ n_\ell > c
 
-    A group is *vanishing* if its gradient is negligible relative to the largest group,
+    A group is *vanishing* if the gradient is negligible relative to the largest group,
     :math:`r_\ell \le v \max_k r_k`, as in the first of many saturating layers. A group is *half
-    dead* if at least half of its elements are exactly zero, as after units that are never active;
-    this flag needs `zeros` among the statistics. With a batch of one example, half of all rectified
-    units are inactive: increase `zeros` for such batches.
+    dead* if at least half of the gradient's elements are exactly zero, for example because units
+    are never active. This flag needs `zeros` among the statistics. With a batch of one example,
+    half of all rectified units are inactive, so increase `zeros` for such batches.
 
-    A bias is dead or vanishing only if the weights of its layer are dead or vanishing. Biases of
-    attention keys and biases before a normalization always have a zero gradient. Weights are
-    flagged as half dead only if their bias is half dead. A matrix without a bias is never flagged
-    as half dead, because its zero rows may be unused embedding rows or constant zero inputs.
+    A bias is dead or vanishing only if the weights of its layer are dead or vanishing. The reason
+    is that biases of attention keys and biases before a normalization always have a zero gradient.
+    Weights are flagged as half dead only if the fraction of zeros is also reached in their bias. A
+    matrix without a bias is never flagged as half dead, because its zero rows may be unused
+    embedding rows or constant zero inputs.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
-    zero nor flagged. It never decreases, so fluctuations of a converging fit don't raise a flag,
-    and it is at least a tenth of the median group's value. Both tests, except for the absolute
-    limit, are independent of the scale of the loss.
+    zero nor exploding. The mean never decreases, so that fluctuations of a converging fit don't
+    raise a flag. The test uses at least a tenth of the median group's :math:`\bar n`. Except for
+    the absolute limit, the conditions don't depend on the scale of the loss.
 
-    A flag is raised after `patience` consecutive observations of its condition. It is cleared after
-    as many consecutive observations that are beyond the threshold by the factor `release`. The flag
-    for infinite or NaN elements is raised at once.
+    A flag is raised after `patience` consecutive observations of its condition. The flag is cleared
+    after `patience` consecutive observations that are beyond the threshold by the factor `release`.
+    The flag for infinite or NaN elements is raised without delay.
 
-    `health_flags` is a pair of pure functions: `init(groups)` and `update(health, state)`.
 
     Args:
         dead: :math:`d`, fraction of the median root mean square.
         exploding: :math:`e`, multiple of the group's usual norm.
         limit: :math:`c`, the absolute limit of the norm.
-        release: The factor by which an observation must be beyond the threshold to count as
-            recovered.
-        decay: Decay of the usual norm for each observation.
+        release: The factor by which a recovered group must be beyond the threshold.
+        decay: Decay of the usual norm per observation.
         vanishing: :math:`v`, fraction of the largest root mean square.
-        zeros: Fraction of zeros above which a group is half dead.
+        zeros: Fraction of zeros from which on a group is half dead.
         patience: The number of consecutive observations that raise or clear a flag.
 
     Example:
@@ -171,10 +174,10 @@ class health_flags(Value):
     patience: int = static(default=3, least=1)
 
     def init(self, groups: int, dtype: Any = None) -> FlagState:
-        """Return the initial state, without flags.
+        """Initial state without raised flags.
 
         Args:
-            groups: The number of groups, `len(health.names)`.
+            groups: Number of groups, `len(health.names)`.
             dtype: The dtype of the statistics; float32 by default.
 
         Returns:
@@ -182,10 +185,10 @@ class health_flags(Value):
         """
         flag = (bool, jnp.int32)  # a flag and its streak
         dtypes = (*flag, *flag, *flag, dtype or jnp.float32, *flag, *flag)
-        return FlagState(*(jnp.zeros(groups, each) for each in dtypes))
+        return FlagState(*(jnp.zeros(groups, d) for d in dtypes))
 
     def update(self, health: Health, state: FlagState) -> FlagState:
-        """Update the flags by one observation; pure, for use inside a jitted step.
+        """Update the flags by one observation; a pure function for use inside a jitted step.
 
         Args:
             health: The result of `health`, with the norm among the statistics.
@@ -195,7 +198,7 @@ class health_flags(Value):
             The next state.
 
         Raises:
-            ValueError: If the norm was not measured, or for another number of groups.
+            ValueError: If the norm wasn't measured, or the number of groups differs from `init`.
         """
         _check(health, state)
         norm = health.norm.astype(state.usual.dtype)
@@ -206,19 +209,19 @@ class health_flags(Value):
         rms = _rms_with_weights(norm, health.sizes, weights)
         bad = ~jnp.isfinite(norm) if health.nonfinite is None else health.nonfinite > 0
         half = half_dead(h, health, biases_of(weights, shapes)) & present & (norm > 0)
-        exploding, calm = is_exploding(h, norm, state.usual)
-        wishes = {
+        exploding, recovered = is_exploding(h, norm, state.usual)
+        criteria = {
             "dead": is_dead(h, rms, present),
-            "exploding": (exploding, calm),
+            "exploding": (exploding, recovered),
             "nonfinite": (bad, ~bad),
             "vanishing": is_vanishing(h, rms, present),
             "half_dead": (half, ~half),
         }
         usual = next_usual(h, norm, state.usual, exploding)
-        return FlagState(usual=usual, **_update_flags(state, wishes, self.patience))
+        return FlagState(usual=usual, **_update_flags(state, criteria, self.patience))
 
     def report(self, names: tuple[str, ...], state: FlagState) -> FlagReport:
-        """Return the names of the groups whose flags are raised.
+        """List the groups whose flags are raised.
 
         Args:
             names: The names of the groups, `health.names`.
@@ -234,45 +237,48 @@ class health_flags(Value):
 def _check(health: Health, state: FlagState) -> None:
     if health.norm is None:
         raise ValueError(
-            f"{where()}health_flags needs the norm: health(..., stats=('norm', ...)), "
-            f"it got {health.stats}."
+            f"{where()}health_flags: the health has the statistics {health.stats}, expected the "
+            "norm among them. Pass stats=('norm', ...) to health."
         )
     if health.norm.shape != state.usual.shape:
         raise ValueError(
-            f"{where()}health_flags: the state is for groups of shape {state.usual.shape}, the "
-            f"health has {health.norm.shape}: call init({len(health.names)}), and jax.vmap over "
-            "further axes."
+            f"{where()}health_flags: the health has groups of shape {health.norm.shape}, expected "
+            f"{state.usual.shape} as in the state. Call init({len(health.names)}), and use "
+            "jax.vmap for further axes."
         )
 
 
 def _rms_with_weights(
     norm: jax.Array, sizes: tuple[int, ...], weights: tuple[int, ...]
 ) -> jax.Array:
-    """Root mean square of each group, or of its weights if that is larger."""
+    """Root mean square of each group; for biases, at least the root mean square of the weights."""
     rms = norm / jnp.sqrt(jnp.asarray([max(n, 1) for n in sizes], norm.dtype))
     is_alone = weights == tuple(range(len(weights)))
     return rms if is_alone else jnp.maximum(rms, rms[np.asarray(weights)])
 
 
 def _update_flags(
-    state: FlagState, wishes: dict[str, tuple[jax.Array, jax.Array]], patience: int
+    state: FlagState, criteria: dict[str, tuple[jax.Array, jax.Array]], patience: int
 ) -> dict[str, jax.Array]:
-    """Update flags and streaks by the criteria of one observation."""
-    changed = {}
-    for kind, (enter, leave) in wishes.items():
+    """Update flags and streaks by one observation.
+
+    `criteria` contains, for each kind of flag, masks of the groups whose observation raises and
+    clears the flag.
+    """
+    fields = {}
+    for kind, (enter, leave) in criteria.items():
         flag, streak = getattr(state, kind), getattr(state, f"{kind}_streak")
-        # Non-finite values are flagged at once.
-        least = jnp.where(flag, patience, 1) if kind == "nonfinite" else patience
+        # Nonfinite values raise the flag without delay.
+        required = jnp.where(flag, patience, 1) if kind == "nonfinite" else patience
         streak = jnp.where(jnp.where(flag, leave, enter), streak + 1, jnp.zeros_like(streak))
-        # Hysteresis: a flag changes after its criterion differed from it `patience` times in a row.
-        change = streak >= least
-        changed[kind] = flag ^ change
-        changed[f"{kind}_streak"] = jnp.where(change, jnp.zeros_like(streak), streak)
-    return changed
+        change = streak >= required
+        fields[kind] = flag ^ change
+        fields[f"{kind}_streak"] = jnp.where(change, jnp.zeros_like(streak), streak)
+    return fields
 
 
 class Thresholds(Protocol):
-    """The thresholds of `health_flags`, which documents them."""
+    """Thresholds of `health_flags`; see its arguments."""
 
     dead: Scalar
     exploding: Scalar
@@ -284,63 +290,62 @@ class Thresholds(Protocol):
 
 
 def is_dead(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each group is dead, and whether it has clearly recovered.
+    """Masks of dead groups, and of groups that have clearly recovered.
 
     The median is over the finite groups that have elements. If most groups are zero, the median is
-    zero too. These groups are still detected, because the comparison includes equality.
+    zero. These groups are still dead, because the comparison includes equality.
     """
-    counts = present & jnp.isfinite(rms)
-    median = _median(rms, counts)
-    return counts & (rms <= h.dead * median), rms > h.release * h.dead * median
+    mask = present & jnp.isfinite(rms)
+    median = _median(rms, mask)
+    return mask & (rms <= h.dead * median), rms > h.release * h.dead * median
 
 
 def is_vanishing(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each group is negligible relative to the largest, and whether it has recovered."""
-    counts = present & jnp.isfinite(rms)
-    # The bound is relative to the largest layer, because gradients of all layers grow and shrink
-    # with the loss.
-    largest = jnp.max(jnp.where(counts, rms, jnp.zeros_like(rms)), initial=0)
+    """Masks of groups negligible relative to the largest group, and of recovered groups."""
+    mask = present & jnp.isfinite(rms)
+    # A relative bound, because the gradients of all layers scale with the loss.
+    largest = jnp.max(jnp.where(mask, rms, jnp.zeros_like(rms)), initial=0)
     bound = h.vanishing * largest
-    return counts & (rms <= bound) & (largest > 0), rms > h.release * bound
+    return mask & (rms <= bound) & (largest > 0), rms > h.release * bound
 
 
 def half_dead(h: Thresholds, health: Health, biases: tuple[int | None, ...]) -> jax.Array:
-    """Mask of the groups whose entries and bias are zero in at least the fraction `h.zeros`."""
+    """Mask of the groups that, like their bias, have at least the fraction `h.zeros` of zeros."""
     if health.zeros is None:
         return jnp.zeros(len(biases), bool)
-    judged = np.asarray([bias is not None for bias in biases], bool)
+    has_bias = np.asarray([bias is not None for bias in biases], bool)
     bias = np.asarray([i if b is None else b for i, b in enumerate(biases)], int)
     half = health.zeros >= h.zeros
-    return half & half[bias] & judged
+    return half & half[bias] & has_bias
 
 
 def _median(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Return the upper median of the elements under the mask, or zero if the mask is empty."""
+    """Upper median of the unmasked elements; zero if the mask selects no element."""
     zero = jnp.zeros((), x.dtype)
     if not x.size:
         return zero
-    # Infinity sorts the ignored elements after all others.
+    # Infinity sorts the excluded elements after all others.
     ordered = jnp.sort(jnp.where(mask, x, jnp.asarray(jnp.inf, x.dtype)))
     count = jnp.sum(mask, dtype=jnp.int32)
     return jnp.where(count > 0, ordered[jnp.minimum(count // 2, x.size - 1)], zero)
 
 
 def is_exploding(h: Thresholds, norm: jax.Array, usual: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each norm is far too large, and whether it has clearly recovered."""
-    # A group that was negligible in the first observations may become as large as the others.
-    least = _median(usual, usual > 0) / 10
-    bound = jnp.minimum(h.exploding * jnp.maximum(usual, least), h.limit)
+    """Masks of groups whose norm is far above the usual norm, and of recovered groups."""
+    # The floor permits that a group with a negligible first norm becomes as large as the others.
+    floor = _median(usual, usual > 0) / 10
+    bound = jnp.minimum(h.exploding * jnp.maximum(usual, floor), h.limit)
     bound = jnp.where(usual > 0, bound, h.limit)
     return norm > bound, norm < bound / h.release
 
 
 def next_usual(h: Thresholds, norm: jax.Array, usual: jax.Array, exploding: jax.Array) -> jax.Array:
-    """Update the exponential geometric mean of the norms since the first positive one."""
-    counts = (norm > 0) & jnp.isfinite(norm) & ~exploding
+    """Update the exponential geometric mean of each group's norm since the first positive norm."""
+    mask = (norm > 0) & jnp.isfinite(norm) & ~exploding
     one = jnp.ones((), norm.dtype)
-    now = jnp.log(jnp.where(counts, norm, one))
-    past = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), now)
-    # The mean is geometric, because norms of a training range over orders of magnitude.
-    mean = jnp.exp(h.decay * past + (one - h.decay) * now)
-    # The usual norm never falls: a converged layer that moves again isn't exploding.
-    return jnp.where(counts, jnp.maximum(mean, usual), usual)
+    log_norm = jnp.log(jnp.where(mask, norm, one))
+    log_usual = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), log_norm)
+    # A geometric mean, because norms vary over orders of magnitude during a training.
+    mean = jnp.exp(h.decay * log_usual + (one - h.decay) * log_norm)
+    # The usual norm never decreases, because a converged layer that changes again isn't exploding.
+    return jnp.where(mask, jnp.maximum(mean, usual), usual)

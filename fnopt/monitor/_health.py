@@ -1,4 +1,4 @@
-"""Statistics of a tree of gradients or updates, for each leaf or group."""
+"""Statistics of a tree of gradients or updates, per leaf or group of leaves."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from fnopt.sharding import axis_names, check_axis_name, shards_over
 # `eq=False`, because a comparison of arrays has no single truth value.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Health:
-    """Measurements of `health`: for each statistic an array over the groups, or None.
+    """Result of `health`: for each statistic an array over the groups, or None.
 
-    It is a pytree with static names, so it can be returned from `jax.jit`, `jax.vmap` and
+    A `Health` is a pytree with static names. It can be returned from `jax.jit`, `jax.vmap` and
     `jax.lax.scan`; the latter two add leading axes.
 
     Attributes:
-        names: The names of the groups; without `groups`, the names of the leaves.
+        names: The names of the groups; without `groups`, the paths of the leaves.
         sizes: The number of elements of every group.
-        skipped: The names of the leaves that were skipped because they contain integers.
+        skipped: The paths of the leaves that were skipped, because they aren't floating.
         shapes: The shape of every group that is a single leaf; None for other groups.
-        norm: Euclidean norm, `[groups]` (like all other statistics except the histogram).
+        norm: Euclidean norm, `[groups]`. Other statistics except the histogram have this shape too.
         max: Largest absolute value.
         mean: Mean; for complex leaves, the mean of the real part.
         rms: Root mean square.
@@ -62,22 +62,24 @@ class Health:
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """The names of the statistics that were measured."""
+        """Names of the measured statistics."""
         return tuple(s for s in STATISTICS if getattr(self, s) is not None)
 
     def __str__(self) -> str:
-        """Return the table, if the numbers are concrete."""
-        return self.table() if self.stats and all(map(self._is_known, self.stats)) else repr(self)
+        """Format as a table if the statistics are concrete, else as `repr`."""
+        return (
+            self.table() if self.stats and all(map(self._is_concrete, self.stats)) else repr(self)
+        )
 
     _repr_pretty_ = show_report
 
-    def _is_known(self, stat: str) -> bool:
+    def _is_concrete(self, stat: str) -> bool:
         x = getattr(self, stat)
-        known = isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, Tracer)
-        return known and x.ndim == 1 + (stat == "histogram")
+        is_concrete = isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, Tracer)
+        return is_concrete and x.ndim == 1 + (stat == "histogram")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a flat dict such as `{'norm/dense/kernel': ...}`, for loggers."""
+        """Flatten to a dict such as `{'norm/dense/kernel': ...}`, for loggers."""
         return {
             f"{stat}/{name}": getattr(self, stat)[..., i, :]
             if stat == "histogram"
@@ -87,7 +89,7 @@ class Health:
         }
 
     def table(self) -> str:
-        """Table of the statistics; a histogram shows its outer bins."""
+        """Format the statistics as a table; a histogram shows its range of magnitudes."""
         columns = [("", [*self.names])]
         for stat in self.stats:
             values = np.asarray(getattr(self, stat))
@@ -98,14 +100,14 @@ class Health:
         lines = _lines(columns)
         if self.skipped:
             lines.append(
-                f"skipped, because they hold no floating numbers: {names_text([*self.skipped])}"
+                f"skipped, because the dtype isn't floating: {names_text([*self.skipped])}"
             )
         return "\n".join(lines)
 
 
 def _exponents(row: Any) -> str:
-    found = np.flatnonzero(row)
-    return f"2^{2 * found[0] - 42}..2^{2 * found[-1] - 40}" if found.size else "none"
+    bins = np.flatnonzero(row)
+    return f"2^{2 * bins[0] - 42}..2^{2 * bins[-1] - 40}" if bins.size else "none"
 
 
 def _lines(columns: list[tuple[str, list[str]]]) -> list[str]:
@@ -122,35 +124,35 @@ def _lines(columns: list[tuple[str, list[str]]]) -> list[str]:
 def health(
     tree: Any, params: Any = None, *, stats: Any = None, groups: Any = None, axis_name: Any = None
 ) -> Health:
-    r"""Measure the gradients or the updates of a step, leaf by leaf or group by group.
+    r"""Compute statistics of the gradients or updates of a step, per leaf or group of leaves.
 
     .. math::
         \text{norm} = \lVert g_\ell \rVert_2, \quad
         \text{rms} = \frac{\lVert g_\ell \rVert_2}{\sqrt{n_\ell}}, \quad
         \text{ratio} = \frac{\lVert g_\ell \rVert_2}{\lVert \theta_\ell \rVert_2}
 
-    Call it inside the jitted step. Only the requested statistics are computed, in float32 for
-    16-bit leaves. Non-finite elements make the norm infinite or NaN, and `nonfinite` counts them.
-    Individual elements are tested only in steps with a non-finite norm.
+    Call `health` inside the jitted step. Only the requested statistics are computed, in float32 for
+    16-bit leaves. Non-finite elements make the norm infinite or NaN, and `nonfinite` counts such
+    elements. Elements are tested only in steps with a nonfinite norm.
 
     Args:
         tree: Gradients or updates: a tree of floating or complex arrays. Leaves of other types
             are skipped and listed in `skipped`.
         params: The params, a tree of the same structure; needed for the ratio.
-        stats: The statistics to compute: some of `'norm'`, `'max'`, `'mean'`, `'rms'`, `'ratio'`,
-            `'zeros'`, `'nonfinite'`, `'histogram'`. By default the norm, `'nonfinite'`, and the
-            ratio if params are given.
-        groups: The groups of leaves. With None, every leaf is a group. With a number `n`, leaves
-            whose paths share the first `n` parts form a group. With a list of patterns
+        stats: One or several of `'norm'`, `'max'`, `'mean'`, `'rms'`, `'ratio'`, `'zeros'`,
+            `'nonfinite'`, `'histogram'`. By default `'norm'`, `'nonfinite'`, and `'ratio'` if
+            params are passed.
+        groups: The groups of leaves. With `None`, every leaf is a group. With an integer `n`,
+            leaves whose paths share the first `n` parts form a group. With a list of patterns
             (`'encoder'`, `'*/bias'`), or a dict from names to one or several patterns, a leaf
             belongs to the first group that matches, else to the group `'other'`.
-        axis_name: Inside `jax.shard_map`, the named axis, or several, over which every leaf is
-            split into equal parts (FSDP). The statistics are then computed for whole leaves, and
-            are equal on all devices. Gradients of a sharded batch are whole arrays: average them
-            over devices first.
+        axis_name: Inside `jax.shard_map`, the named axis, or several axes, over which every leaf is
+            split into equal parts (FSDP). The statistics then cover the full leaves, and are equal
+            on all devices. If instead the batch is sharded, average the gradients over the devices
+            first.
 
     Returns:
-        A `Health`: the statistics with the names of the groups.
+        A `Health` with the statistics and the names of the groups.
 
     Raises:
         ValueError: If the tree has no floating leaf, a pattern matches no leaf, a statistic is
@@ -169,18 +171,22 @@ def health(
         stats = [s for s in CHEAP if s != "ratio" or params is not None]
     stats = as_stats(stats)
     if "ratio" in stats and params is None:
-        raise ValueError(f"{where()}health: the ratio needs the params: health(tree, params).")
+        raise ValueError(
+            f"{where()}health: the ratio needs the params, got params=None. Call health(tree, "
+            "params)."
+        )
     grouping = group(tree, as_groups(groups))
     if not grouping.names:
         raise ValueError(
-            f"{where()}health: the tree has no floating leaf; "
-            f"it has {names_text([*grouping.skipped]) if grouping.skipped else 'no leaf at all'}."
+            f"{where()}health: the tree has "
+            f"{names_text([*grouping.skipped]) if grouping.skipped else 'no leaf'}, expected at "
+            "least one floating leaf."
         )
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")
     check_axis_name(axis_name)
     with shards_over(axis_names(axis_name)) if axis_name else contextlib.nullcontext():
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
-        # A shard has a part of each leaf.
+        # The grouping has the sizes of the shards.
         sizes = tuple(n * num_shards() for n in grouping.sizes)
     return Health(grouping.names, sizes, grouping.skipped, grouping.shapes, **rows)

@@ -1,4 +1,4 @@
-"""The history of measurements on the host, from a transform's state or from a log."""
+"""History of health statistics on the host, from an optimizer's state or from a log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fnopt.monitor._record import RecordHealthState, record_health
 # `eq=False`, because a comparison of arrays has no single truth value.
 @dataclasses.dataclass(frozen=True, eq=False)
 class History:
-    """The health of many steps.
+    """Health statistics of many steps.
 
     Attributes:
-        names: The name of every group.
-        steps: The numbers of the steps, ascending, `[times]`.
-        values: A dict from statistics to arrays `[times, groups]` (histograms have a
-            last axis of 32). `'flag'`, where it was recorded, contains `Flag` codes.
+        names: The names of the groups.
+        steps: The step numbers, ascending, `[times]`.
+        values: The statistics, `[times, groups]`, keyed by name; histograms have a last axis of 32.
+            `'flag'`, if recorded, contains `Flag` codes.
     """
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class History:
     values: dict[str, np.ndarray]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the steps as flat dicts, the records of the writers."""
+        """Iterate over the steps as flat dicts, like the records that writers receive."""
         for t, step in enumerate(self.steps):
             record: dict[str, Any] = {"step": int(step)}
             for stat, rows in self.values.items():
@@ -42,7 +42,7 @@ class History:
             yield record
 
     def report(self) -> FlagReport:
-        """Return the groups whose flags were raised at the last recorded step."""
+        """List the groups whose flags were raised at the last recorded step."""
         code = self.values["flag"][-1] if len(self.steps) else np.zeros(len(self.names))
         kinds = Flag.DEAD, Flag.EXPLODING, Flag.NONFINITE, Flag.VANISHING, Flag.HALF_DEAD
         return FlagReport.from_flags(self.names, [code == kind for kind in kinds])
@@ -58,18 +58,18 @@ def _find_recorders(
 
 
 def _choose(tx: Transformation, state: Any, name: str | None) -> tuple[Any, RecordHealthState]:
-    found = {path: (own, part) for path, own, part in _find_recorders(tx, state)}
-    fitting = {path: pair for path, pair in found.items() if name in (None, path)}
-    if len(fitting) == 1:
-        return next(iter(fitting.values()))
-    if not found:
+    recorders = {path: (recorder, part) for path, recorder, part in _find_recorders(tx, state)}
+    selection = {path: pair for path, pair in recorders.items() if name in (None, path)}
+    if len(selection) == 1:
+        return next(iter(selection.values()))
+    if not recorders:
         raise ValueError(
-            f"health_history: there is no record_health in {tx!r}; put one into the chain, as in "
+            f"health_history: tx is {tx!r}, expected a record_health in the chain, as in "
             "fnopt.chain(record_health(), optimizer)."
         )
     raise ValueError(
-        f"health_history: {'several recorders' if name is None else f'no recorder {name!r}'}; "
-        f"choose one by name=..., there are {names_text([*found])}."
+        f"health_history: {'several recorders' if name is None else f'no recorder {name!r}'}, "
+        f"expected name to be one of {names_text([*recorders])}."
     )
 
 
@@ -78,21 +78,21 @@ def health_history(
 ) -> History:
     """Read the history that `record_health` stores in the state of an optimizer.
 
-    Call it outside `jax.jit`. If the state has additional axes (from a `jax.vmap` over optimizers),
-    select one entry first: `jax.tree.map(lambda x: x[i], state)`.
+    Call `health_history` outside `jax.jit`. If the state has additional axes (from a `jax.vmap`
+    over optimizers), select one entry first: `jax.tree.map(lambda x: x[i], state)`.
 
     Args:
         tx: The optimizer.
         state: The optimizer's state.
-        params: The params, for the names; abstract arrays are sufficient.
+        params: The params, for the names of the groups; `jax.ShapeDtypeStruct`s are sufficient.
         name: The recorder's name in the chain, if there are several recorders.
 
     Returns:
         A `History` of the last recordings, oldest first.
 
     Raises:
-        ValueError: If there is no such recorder, several recorders have the name, or the groups of
-            the params differ from the recorded groups.
+        ValueError: If there is no recorder with this name, there are several recorders without
+            `name`, or the groups of the params differ from the recorded groups.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -106,34 +106,34 @@ def health_history(
         >>> history.names, history.steps, history.values["norm"][-1]
         (('b', 'w'), array([0, 2, 4]), array([1., 2.], dtype=float32))
     """
-    own, part = _choose(tx, state, name)
+    recorder, part = _choose(tx, state, name)
     if np.ndim(part.count):
         raise ValueError(
-            f"health_history: the state has further axes {np.shape(part.count)}; take one entry "
-            "first, jax.tree.map(lambda x: x[i], state)."
+            f"health_history: the state has further axes {np.shape(part.count)}, expected none. "
+            "Select one entry first: jax.tree.map(lambda x: x[i], state)."
         )
-    names = group(params, own.groups).names
+    names = group(params, recorder.groups).names
     if len(names) != part.flags.dead.size:
         raise ValueError(
-            f"health_history: the recorder knows {part.flags.dead.size} groups, these params have "
-            f"{len(names)}: inside masked or partition it sees some leaves only, so pass the "
-            "params with None in place of the others."
+            f"health_history: the params have {len(names)} groups, expected "
+            f"{part.flags.dead.size} as in the state. A recorder inside masked or partition "
+            "receives only some leaves: pass the params with None in place of the other leaves."
         )
-    # The number is rounded up, because step 0 is recorded.
-    recordings = -(-int(part.count) // own.every)
-    kept = np.arange(max(0, recordings - own.size), recordings)
-    # Entries are sorted by step, because the ring buffer wraps around.
-    values = {k: np.asarray(v)[kept % own.size] for k, v in part.ring.items()}
-    return History(names, kept * own.every, values)
+    # Rounded up, because step 0 is recorded.
+    recordings = -(-int(part.count) // recorder.every)
+    stored = np.arange(max(0, recordings - recorder.size), recordings)
+    # Recording `i` is entry `i % size` of the ring buffer.
+    values = {k: np.asarray(v)[stored % recorder.size] for k, v in part.ring.items()}
+    return History(names, stored * recorder.every, values)
 
 
 def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> History:
     """Build a `History` from the records of a sink or of a log file.
 
     Args:
-        records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`; other entries
-            are ignored. Records from JSON lines have None for non-finite numbers.
-        prefix: The prefix under which the health was emitted, if any: `'grads'`.
+        records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`. Other entries
+            are ignored. Records from JSON lines have `None` in place of nonfinite numbers.
+        prefix: The prefix of the health entries, if any, such as `'grads'`.
 
     Returns:
         A `History`, sorted by step. Missing entries of a record are NaN.
@@ -160,7 +160,8 @@ def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> Histor
     )
     if not entries:
         raise ValueError(
-            f"history_of: none of {len(rows)} records has an entry such as '{start}norm/...'."
+            f"history_of: got {len(rows)} records without health statistics, expected entries such "
+            f"as '{start}norm/...'."
         )
     names = tuple(dict.fromkeys(entry[1] for entry in entries))
     values = {

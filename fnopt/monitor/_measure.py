@@ -1,4 +1,4 @@
-"""Statistics of the leaves of a tree, and their sums over groups."""
+"""Computation of the statistics of groups of leaves."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ from fnopt.numerics import (
 from fnopt.sharding import is_tracing, shard_axes
 
 STATISTICS = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "histogram")
-"""The names of all statistics, in display order."""
+"""Names of all statistics, in display order."""
 
 CHEAP = ("norm", "ratio", "nonfinite")
-"""The default statistics, which take one pass over the gradients and the params."""
+"""Default statistics, which take one pass over the gradients and the params."""
 
 Arrays = list[jax.Array]
-"""One entry for every measured leaf, in the order of the groups."""
+"""One array for every measured leaf, in the order of the groups."""
 
 Rows = dict[str, jax.Array]
-"""A statistic's name, and its value for every group: `[groups]`, or `[groups, BINS]`."""
+"""Statistics of all groups, `[groups]` or `[groups, BINS]`, keyed by the statistic's name."""
 
 
-def as_stats(given: Any) -> tuple[str, ...]:
-    """Check names of statistics, and sort them into their fixed order."""
-    names = (given,) if isinstance(given, str) else tuple(given)
+def as_stats(stats: Any) -> tuple[str, ...]:
+    """Check the names of statistics and sort them in the order of `STATISTICS`."""
+    names = (stats,) if isinstance(stats, str) else tuple(stats)
     unknown = [n for n in names if n not in STATISTICS]
     if unknown:
         raise ValueError(
-            f"{where()}stats: {names_text(unknown)} are unknown; there are "
+            f"{where()}stats: {names_text(unknown)} are unknown, expected some of "
             f"{names_text([*STATISTICS])}."
         )
     if not names:
-        raise ValueError(f"{where()}stats is empty; choose from {names_text([*STATISTICS])}.")
+        raise ValueError(
+            f"{where()}stats is empty, expected at least one of {names_text([*STATISTICS])}."
+        )
     return tuple(n for n in STATISTICS if n in names)
 
 
@@ -59,39 +61,41 @@ def num_shards() -> int:
 
 
 class _Leaves:
-    """The leaves of a tree to be measured, with one method for each statistic."""
+    """Leaves of a tree in groups, with one method for each statistic."""
 
-    def __init__(self, own: Arrays, params: Arrays | None, grouping: Grouping) -> None:
-        self.dtype, self.grouping, self.leaves = common_dtype(own), grouping, stack_alike(own)
+    def __init__(self, arrays: Arrays, params: Arrays | None, grouping: Grouping) -> None:
+        self.dtype, self.grouping = common_dtype(arrays), grouping
+        self.leaves = stack_alike(arrays)
         self.params = None if params is None else stack_alike(params)
         self.sizes = jnp.asarray([max(n, 1) * num_shards() for n in grouping.sizes], self.dtype)
 
     def _map_leaves(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """Apply `fn` to every leaf in its compute dtype, because sums in 16 bits are inaccurate."""
+        """Apply `fn` to every leaf, in at least float32 because 16-bit sums are inaccurate."""
         return map_stacks(self.leaves, lambda x: fn(widen(x)).astype(self.dtype))
 
-    def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
-        """Reduce values to one for every group, over the shards of the leaves."""
-        found = self._reduce_groups(values, add)
+    def reduce(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
+        """Reduce the values of leaves to one value per group, over all shards of the leaves."""
+        local = self._reduce_groups(values, add)
         if not shard_axes():
-            return found
-        across = jax.lax.pmax if add is jnp.max else jax.lax.psum
-        return across(found, shard_axes())
+            return local
+        reduce_shards = jax.lax.pmax if add is jnp.max else jax.lax.psum
+        return reduce_shards(local, shard_axes())
 
     def _reduce_groups(self, values: jax.Array, add: Callable[..., Any]) -> jax.Array:
-        """Reduce values to one for every group; groups of equal size are batched."""
-        counts = np.asarray([len(own) for own in self.grouping.members])
+        """Reduce the values of leaves to one value per group."""
+        counts = np.asarray([len(leaves) for leaves in self.grouping.members])
         if (counts == 1).all():
             return values
-        starts, found = np.cumsum(counts) - counts, []
+        # Groups with equal numbers of leaves are batched, which keeps the program small.
+        starts, stacks = np.cumsum(counts) - counts, []
         for count in np.unique(counts):
-            places = np.flatnonzero(counts == count)
-            rows = values[starts[places][:, None] + np.arange(count)]
-            found.append(ArrayStack(places.tolist(), rows if len(places) > 1 else rows[0]))
-        return map_stacks(found, lambda row: add(row, axis=0))
+            groups = np.flatnonzero(counts == count)
+            rows = values[starts[groups][:, None] + np.arange(count)]
+            stacks.append(ArrayStack(groups.tolist(), rows if len(groups) > 1 else rows[0]))
+        return map_stacks(stacks, lambda row: add(row, axis=0))
 
     def norms_of(self, leaves: list[ArrayStack]) -> jax.Array:
-        """The norm of every group, accurate even if its square is out of range."""
+        """Norm of every group, accurate even if the square overflows or underflows."""
         group_of = np.repeat(np.arange(len(self.sizes)), list(map(len, self.grouping.members)))
 
         def square_leaf(x: jax.Array, scale: jax.Array | None = None) -> jax.Array:
@@ -99,7 +103,7 @@ class _Leaves:
 
         def squares(scale: jax.Array | None) -> jax.Array:
             scales = () if scale is None else (scale[group_of],)
-            return self.join(map_stacks(leaves, square_leaf, *scales))
+            return self.reduce(map_stacks(leaves, square_leaf, *scales))
 
         return safe_norms(squares)
 
@@ -116,40 +120,41 @@ class _Leaves:
 
     def ratio(self) -> jax.Array:
         assert self.params is not None
-        # A zero update of zero weights changes nothing: 0 / 0 = 0.
+        # The ratio of a zero update of zero params is 0, not NaN.
         return safe_divide(self.length, self.norms_of(self.params))
 
     def mean(self) -> jax.Array:
-        return self.join(self._map_leaves(lambda x: jnp.sum(jnp.real(x)))) / self.sizes
+        return self.reduce(self._map_leaves(lambda x: jnp.sum(jnp.real(x)))) / self.sizes
 
     def max(self) -> jax.Array:
-        return self.join(self._map_leaves(lambda x: jnp.max(jnp.abs(x), initial=0.0)), jnp.max)
+        return self.reduce(self._map_leaves(lambda x: jnp.max(jnp.abs(x), initial=0.0)), jnp.max)
 
     def zeros(self) -> jax.Array:
-        # The count is int32, because float32 counts to 2^24 only.
-        return self.join(self._map_leaves(lambda x: jnp.sum(x == 0, dtype=jnp.int32))) / self.sizes
+        # int32, because adding 1 to 2^24 has no effect in float32.
+        count_zeros = lambda x: jnp.sum(x == 0, dtype=jnp.int32)  # noqa: E731
+        return self.reduce(self._map_leaves(count_zeros)) / self.sizes
 
     def histogram(self) -> jax.Array:
-        return self.join(self._map_leaves(lambda x: exponents.histogram(jnp.abs(x))))
+        return self.reduce(self._map_leaves(lambda x: exponents.histogram(jnp.abs(x))))
 
     def nonfinite(self) -> jax.Array:
-        # A norm is finite only if every element is. So the elements are looked at only when some
-        # norm is not, and a healthy step pays nothing.
+        # A norm is finite only if all elements are finite, so elements are tested only in steps
+        # with a nonfinite norm.
         healthy = jnp.all(jnp.isfinite(self.length))
         bad = lambda x: jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)  # noqa: E731
         zeros = lambda: jnp.zeros(len(self.grouping.names), self.dtype)  # noqa: E731
-        return jax.lax.cond(healthy, zeros, lambda: self.join(self._map_leaves(bad)))
+        return jax.lax.cond(healthy, zeros, lambda: self.reduce(self._map_leaves(bad)))
 
 
 def common_dtype(leaves: list[Any]) -> Any:
-    """The dtype of statistics: real, and at least float32."""
+    """Dtype of the statistics: real, and at least float32."""
     return real_dtype(compute_dtype(*map(jnp.result_type, leaves)))
 
 
 def measure(
     leaves: list[Any], params: list[Any] | None, grouping: Grouping, stats: tuple[str, ...]
 ) -> Rows:
-    """Return the chosen statistics of every group.
+    """Compute statistics of every group.
 
     Args:
         leaves: All leaves of the tree.
@@ -158,30 +163,29 @@ def measure(
         stats: Names from `STATISTICS`.
 
     Returns:
-        A dict with an entry for each name.
+        The statistics, keyed by name.
     """
     if not grouping.names:
         return zero_statistics(stats, common_dtype([]), 0)
     order = [i for members in grouping.members for i in members]
-    own = [jnp.asarray(leaves[i]) for i in order]
+    arrays = [jnp.asarray(leaves[i]) for i in order]
     weights = [jnp.asarray(params[i]) for i in order] if params and "ratio" in stats else None
-    # The program is compiled separately, because an eager call would compile its conditionals every
-    # time.
-    in_place = is_tracing() or shard_axes()
-    return (_measure_all if in_place else _program)(own, weights, grouping, stats)
+    # An eager call is jitted, because eager execution compiles conditionals again in every call.
+    inline = is_tracing() or shard_axes()
+    return (_measure_all if inline else _program)(arrays, weights, grouping, stats)
 
 
 def _measure_all(
-    own: Arrays, params: Arrays | None, grouping: Grouping, stats: tuple[str, ...]
+    arrays: Arrays, params: Arrays | None, grouping: Grouping, stats: tuple[str, ...]
 ) -> Rows:
-    measured = _Leaves(own, params, grouping)
-    return {name: getattr(measured, name)() for name in stats}
+    groups = _Leaves(arrays, params, grouping)
+    return {name: getattr(groups, name)() for name in stats}
 
 
 _program = jax.jit(_measure_all, static_argnums=(2, 3))
 
 
 def zero_statistics(stats: tuple[str, ...], dtype: Any, groups: int) -> Rows:
-    """Zeros in place of every statistic, before the first measurement."""
+    """Zeros with the shapes of the statistics, for the state before the first measurement."""
     shapes = {"histogram": (groups, exponents.BINS)}
     return {name: jnp.zeros(shapes.get(name, (groups,)), dtype) for name in stats}

@@ -1,4 +1,4 @@
-"""Plot of the gradient flow through the layers over time."""
+"""Heat map of a health statistic over layers and steps."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ MARKS = {
     Flag.VANISHING: ("vanishing", "#7570b3"),
     Flag.HALF_DEAD: ("half dead", "#666666"),
 }
-MOST_LABELS = 50  # labels of 8 points, which are legible on the tallest figure (18.8 inches)
+# Labels of 8 points that are legible on the tallest figure, 18.8 inches.
+MAX_LABELS = 50
 
 
 def by_depth(names: Sequence[str]) -> list[str]:
-    """Sort numbered siblings by number (`layer_2` before `layer_10`); else keep the order."""
+    """Sort numbered siblings by number (`layer_2` before `layer_10`); keep the order otherwise."""
     ranks: dict[tuple[str, str], int] = {}
 
-    def key(name: str) -> list[tuple[int, list[int]]]:
+    def sort_key(name: str) -> list[tuple[int, list[int]]]:
         parts, keys = name.split("/"), []
         for i, part in enumerate(parts):
             stem = ("/".join(parts[:i]), re.sub(r"\d+", "#", part))
@@ -35,27 +36,28 @@ def by_depth(names: Sequence[str]) -> list[str]:
             keys.append((rank, [int(digits) for digits in re.findall(r"\d+", part)]))
         return keys
 
-    return sorted(names, key=key)
+    return sorted(names, key=sort_key)
 
 
 def _order_names(names: tuple[str, ...], order: Sequence[str] | None) -> list[str]:
-    found = by_depth(names)
+    sorted_names = by_depth(names)
     if order is None:
-        return found
-    lost = [q for q in order if not any(matches(name, q) for name in names)]
-    if lost:
+        return sorted_names
+    unmatched = [q for q in order if not any(matches(name, q) for name in names)]
+    if unmatched:
         raise ValueError(
-            f"plot_gradient_flow: order: {names_text(lost)} match none of {names_text(found)}."
+            f"plot_gradient_flow: order has the patterns {names_text(unmatched)}, expected "
+            f"patterns that match {names_text(sorted_names)}."
         )
 
-    def place(name: str) -> int:
+    def rank(name: str) -> int:
         return next((i for i, q in enumerate(order) if matches(name, q)), len(order))
 
-    return sorted(found, key=place)
+    return sorted(sorted_names, key=rank)
 
 
 def _last_flags(history: History) -> np.ndarray:
-    """The last flag of every group; computed from the values if no flags were recorded."""
+    """Last flag of every group, derived from the norms if no flags were recorded."""
     if "flag" in history.values:
         return history.values["flag"][-1]
     norm = history.values["norm"][-1] if "norm" in history.values else np.ones(len(history.names))
@@ -63,7 +65,7 @@ def _last_flags(history: History) -> np.ndarray:
 
 
 def _layers(history: History, stat: str, rows: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The data to draw, `[groups, times]`: numbers (masked if meaningless), and flags."""
+    """Values to draw, with a mask for flagged cells, and flags; `[groups, times]` each."""
     values = history.values[stat][:, rows].T.astype(float)
     dead = values == 0 if stat in LOGARITHMIC else np.zeros(values.shape, bool)
     flags = np.where(~np.isfinite(values), Flag.NONFINITE, np.where(dead, Flag.DEAD, Flag.FINE))
@@ -71,7 +73,7 @@ def _layers(history: History, stat: str, rows: list[int]) -> tuple[np.ndarray, n
         recorded = history.values["flag"][:, rows].T
         flags = np.where((flags == Flag.FINE) & (recorded == Flag.DEAD), Flag.DEAD, flags)
     blank = (flags == Flag.NONFINITE) | (flags == Flag.DEAD)
-    # Masked elements go through the logarithm, too: the logarithm of 1 gives no warning.
+    # 1 in place of masked values, because NumPy computes their logarithms too and would warn.
     numbers = np.ma.masked_array(np.where(blank, 1.0, values), blank)
     return (np.ma.log10(numbers) if stat in LOGARITHMIC else numbers), flags
 
@@ -86,29 +88,32 @@ def _edges(steps: np.ndarray) -> np.ndarray:
 
 def _check(history: History, stat: str) -> None:
     if stat not in history.values or stat in ("histogram", "flag"):
-        known = [s for s in history.values if s not in ("histogram", "flag")]
+        stats = [s for s in history.values if s not in ("histogram", "flag")]
         raise ValueError(
-            f"plot_gradient_flow: no {stat!r} in the history; it has {names_text(known)}."
+            f"plot_gradient_flow: stat is {stat!r}, expected one of {names_text(stats)}, the "
+            "statistics in the history."
         )
     if not history.names or not len(history.steps):
-        raise ValueError("plot_gradient_flow: nothing has been recorded yet.")
+        raise ValueError(
+            "plot_gradient_flow: the history is empty, expected at least one recorded step."
+        )
 
 
 def plot_gradient_flow(
     history: History, *, stat: str = "norm", order: Sequence[str] | None = None, ax: Any = None
 ) -> Any:
-    """Draw one statistic of every layer over time as a heat map; needs matplotlib.
+    """Draw a statistic of every layer over time as a heat map; needs matplotlib.
 
     Rows are layers, columns are steps, and colors show the logarithm (base 10) of the statistic.
-    Dead layers are black; infinite or NaN values are pink. Labels on the right name the layers that
-    have a flag at the end.
+    Dead layers are black; infinite or NaN values are pink. Labels on the right show the flags of
+    the last step.
 
     Args:
         history: A `History` from `health_history` or `history_of`.
-        stat: The statistic to draw: `'norm'`, `'rms'`, `'ratio'`, `'max'`; `'mean'`, `'zeros'` and
-            `'nonfinite'` are drawn without a logarithm.
-        order: Patterns of names from top to bottom (`['embedding', 'layers', 'head']`); names
-            without a match come last. By default, the order of the tree, with numbered layers
+        stat: The statistic to draw. `'norm'`, `'rms'`, `'ratio'` and `'max'` are drawn with a
+            logarithm; `'mean'`, `'zeros'` and `'nonfinite'` without.
+        order: Patterns of names from top to bottom (`['embedding', 'layers', 'head']`). Names
+            without a match come last. The default is the order of the tree, with numbered layers
             sorted by number.
         ax: The axes to draw into; by default, a new figure of suitable size.
 
@@ -116,7 +121,7 @@ def plot_gradient_flow(
         The axes.
 
     Raises:
-        ValueError: If the statistic wasn't recorded, or nothing was.
+        ValueError: If the statistic wasn't recorded, or the history is empty.
         ImportError: If matplotlib isn't installed.
 
     Example:
@@ -144,9 +149,9 @@ def plot_gradient_flow(
 def _draw(ax: Any, edges: np.ndarray, numbers: Any, flags: np.ndarray, stat: str) -> None:
     colors = import_optional("matplotlib.colors", "plot_gradient_flow", "monitor")
     heights = np.arange(len(numbers) + 1) - 0.5
-    seen = numbers.compressed()
-    # A few extreme cells must not wash out the picture: the scale leaves out 1 % at either end.
-    low, high = np.percentile(seen, [1, 99]) if seen.size else (0.0, 1.0)
+    values = numbers.compressed()
+    # The color scale omits 1 % at either end, because a few extreme cells would hide differences.
+    low, high = np.percentile(values, [1, 99]) if values.size else (0.0, 1.0)
     mesh = ax.pcolormesh(edges, heights, numbers, cmap="viridis", vmin=low, vmax=high)
     label = f"log10 of {stat}" if stat in LOGARITHMIC else stat
     ax.figure.colorbar(mesh, ax=ax, label=label, extend="both", pad=0.12)
@@ -158,13 +163,13 @@ def _draw(ax: Any, edges: np.ndarray, numbers: Any, flags: np.ndarray, stat: str
 
 
 def _label(ax: Any, names: list[str], flags: np.ndarray) -> None:
-    every = -(-len(names) // MOST_LABELS)
+    every = -(-len(names) // MAX_LABELS)
     ticks = [i for i in range(len(names)) if i % every == 0 or flags[i] != Flag.FINE]
     ax.set_yticks(ticks, [names[i] for i in ticks], fontsize=8)
     for tick, i in zip(ax.get_yticklabels(), ticks, strict=True):
         if flags[i] != Flag.FINE:
-            word, colour = MARKS[Flag(flags[i])]
-            tick.set(color=colour, fontweight="bold")
+            word, color = MARKS[Flag(flags[i])]
+            tick.set(color=color, fontweight="bold")
             right = ax.get_yaxis_transform()
-            style = {"color": colour, "fontsize": 8, "fontweight": "bold", "va": "center"}
+            style = {"color": color, "fontsize": 8, "fontweight": "bold", "va": "center"}
             ax.text(1.01, i, word, transform=right, **style)

@@ -1,4 +1,4 @@
-"""A progress line for training: steps, throughput, metrics."""
+"""Progress line for training, with steps, throughput and metrics."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from fnopt.monitor._writers import Record, Writer, step_of
 
 
 class Progress(Writer):
-    """A progress line with throughput and metrics: by tqdm if it is installed, else plain text.
+    """Progress line with throughput and metrics: by tqdm if tqdm is installed, else plain text.
 
-    Call it with one record per step, or pass it to a solver: `minimize(...,
+    Call the object with one record per step, or pass it to a solver: `minimize(...,
     callback=Progress(200))`.
 
     Args:
         total: The total number of steps; None if unknown.
-        examples: The number of examples (tokens, ...) per step; if given, their rate is shown too.
+        examples: The number of examples (tokens, ...) per step. If set, the number of examples per
+            second is shown too.
         show: The names of the metrics to show; by default, the first four scalars.
-        seconds: The minimum time between two lines of plain text; tqdm uses its own interval.
+        seconds: The minimum time between two lines of plain text; tqdm ignores this argument.
         tqdm: Whether to use tqdm; None uses tqdm if it can be imported.
         file: The file to write to; standard error by default.
 
     Raises:
-        ImportError: If `tqdm` is True and it isn't installed.
-        ValueError: If a name in `show` is in no record.
+        ImportError: If `tqdm` is True and the package isn't installed.
+        ValueError: If a record has no entry with a name in `show`.
 
     Example:
         >>> import sys
@@ -63,27 +64,27 @@ class Progress(Writer):
         self._bar = _bar(total, tqdm, file)
 
     def __call__(self, record: Any) -> None:
-        """Process one record, or the `StepInfo` of a solver's callback; records may skip steps."""
+        """Show a record, or the `StepInfo` of a solver's callback; records may skip steps."""
         if hasattr(record, "_asdict"):
             numbers = {k: v for k, v in record._asdict().items() if k not in ("step", "params")}
             record = {"step": record.step - 1, **numbers}
-        # The clock is monotonic, because the system's clock may be set back.
+        # A monotonic clock, because the system's clock may be set back.
         now, done = time.monotonic(), max(self._done, step_of(record, "Progress") + 1)
         if self._first is None:
             self._first = (now, done)
-        rate, shown = self._rate(now, done), self._format(record)
+        rate, metrics = self._rate(now, done), self._format(record)
         if rate is not None and self.examples:
-            shown.insert(0, f"{rate * self.examples:.3g} examples/s")
+            metrics.insert(0, f"{rate * self.examples:.3g} examples/s")
         if self._bar is None:
-            self._line(now, done, rate, shown)
+            self._line(now, done, rate, metrics)
         else:
-            self._bar.set_postfix_str(", ".join(shown), refresh=False)
+            self._bar.set_postfix_str(", ".join(metrics), refresh=False)
             self._bar.update(done - self._done)
         self._stride = max(self._stride, done - self._done)
         self._done = done
 
     def _rate(self, now: float, done: int) -> float | None:
-        """Steps per second since the first record, which excludes compilation."""
+        """Steps per second since the first record, so that compilation is excluded."""
         assert self._first is not None
         start, first = self._first
         return (done - first) / (now - start) if done > first and now > start else None
@@ -93,17 +94,18 @@ class Progress(Writer):
         if names is None:
             scalars = [k for k, v in record.items() if k != "step" and np.ndim(v) == 0]
             names = scalars[:4]
-        lost = [n for n in names if n not in record]
-        if lost:
+        missing = [n for n in names if n not in record]
+        if missing:
             raise ValueError(
-                f"Progress: {names_text(lost)} not in the record: {names_text([*record])}."
+                f"Progress: show has {names_text(missing)}, expected some of the record's entries "
+                f"{names_text([*record])}."
             )
         return [f"{n} {record[n]:.3g}" for n in names]
 
-    def _line(self, now: float, done: int, rate: float | None, shown: list[str]) -> None:
+    def _line(self, now: float, done: int, rate: float | None, metrics: list[str]) -> None:
         total = f"/{self.total} ({done / self.total:.0%})" if self.total else ""
         speed = [] if rate is None else [f"{rate:.3g} steps/s"]
-        self._last = ", ".join([f"step {done}{total}", *speed, *shown])
+        self._last = ", ".join([f"step {done}{total}", *speed, *metrics])
         if now - self._printed >= self.seconds:
             self._print()
             self._printed = now
@@ -113,26 +115,28 @@ class Progress(Writer):
         self._last = ""
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._stride = self._stride if error is None else 0  # the steps after it were not taken
+        # After an exception, the steps since the last record may not have run.
+        self._stride = self._stride if error is None else 0
         super().__exit__(kind, error, trace)
 
     def close(self) -> None:
-        """Show the last record, if it hasn't been shown."""
+        """Show the last record if it hasn't been shown, and close the progress bar."""
         if self._bar is not None:
-            left = (self.total or 0) - self._done
-            self._bar.update(left if 0 < left < self._stride else 0)  # steps without a record
+            # If every 100th step has a record, up to 99 steps have no record at the end.
+            remaining = (self.total or 0) - self._done
+            self._bar.update(remaining if 0 < remaining < self._stride else 0)
             self._bar.close()
         elif self._last:
             self._print()
 
 
-def _bar(total: int | None, wanted: bool | None, file: TextIO | None) -> Any:
-    if wanted is False:
+def _bar(total: int | None, use_tqdm: bool | None, file: TextIO | None) -> Any:
+    if use_tqdm is False:
         return None
     try:
         tqdm = import_optional("tqdm", "Progress(tqdm=True)", "monitor")
     except ImportError:
-        if wanted:
+        if use_tqdm:
             raise
         return None
     return tqdm.tqdm(total=total, file=file, unit="step")

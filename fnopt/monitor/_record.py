@@ -18,13 +18,13 @@ from fnopt.numerics import bias_correction, compute_dtype, ema, safe_increment, 
 
 
 class RecordHealthState(NamedTuple):
-    """State of `record_health`: step count, current flags, ring buffer of measurements.
+    """State of `record_health`.
 
     Attributes:
-        count: The number of updates so far, int32.
+        count: Number of updates, int32.
         flags: The state of the flags.
-        ring: A dict from statistics to arrays `[size, groups, ...]`; entry `i` of the ring contains
-            the latest of the recordings `i`, `i + size`, .... `'flag'` contains `Flag` codes.
+        ring: Ring buffers of the statistics, `[size, groups, ...]`, keyed by name. Recording `i` is
+            entry `i % size`. `'flag'` contains `Flag` codes.
     """
 
     count: jax.Array
@@ -33,25 +33,25 @@ class RecordHealthState(NamedTuple):
 
 
 class record_health(Transformation):
-    r"""Pass updates through unchanged, and store the health of the last steps in the state.
+    r"""Return updates unchanged, and store the health of the last steps in the state.
 
     .. math:: u = g, \qquad s_{t+1} = s_t \cup \mathrm{health}(g_t)
 
-    At the start of a chain it records the gradients; at the end, the updates, for which the ratio
-    is meaningful. The state is a ring buffer of fixed size, so it works in `jax.lax.scan`,
-    `jax.jit` and `jax.vmap`. It is saved with the rest of the optimizer's state. `health_history`
-    reads it.
+    At the start of a chain, `record_health` records the gradients. At the end of a chain, it
+    records the updates, and the ratio is the relative step length. The state is a ring buffer of
+    fixed size, which works in `jax.lax.scan`, `jax.jit` and `jax.vmap`, and in checkpoints.
+    `health_history` reads the state.
 
     Args:
-        size: The number of stored recordings.
-        every: Records the updates 0, `every`, 2 `every`, ...; in all other updates nothing is
-            computed.
-        stats: The statistics, as for `health`; the norm is always included.
-        groups: The groups of leaves, as for `health`.
+        size: Number of recordings in the ring buffer.
+        every: The interval: the updates 0, `every`, 2 `every`, ... are recorded. In other updates
+            nothing is computed.
+        stats: The statistics, as in `health`; the norm is always included.
+        groups: The groups of leaves, as in `health`.
         flags: The thresholds of the flags.
 
     Raises:
-        ValueError: In use, if the ratio is among `stats` and no params are given.
+        ValueError: In `update`, if `stats` contains the ratio and no params are passed.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -76,11 +76,11 @@ class record_health(Transformation):
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """The statistics in the ring; the flags need the norm."""
+        """Names of the recorded statistics, including the norm, which the flags need."""
         return as_stats(("norm", *self.stats))
 
     def init(self, params: Any) -> RecordHealthState:
-        """Return an empty ring; the names of the leaves determine its shape."""
+        """Initial state with an empty ring buffer, whose shape depends on the groups."""
         grouping, dtype = group(params, self.groups), _dtype(params)
         n = len(grouping.names)
         ring = zero_statistics(self.recorded, dtype, n) | {"flag": jnp.zeros(n, jnp.int32)}
@@ -90,18 +90,18 @@ class record_health(Transformation):
     def update(
         self, updates: Any, state: RecordHealthState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, RecordHealthState]:
-        """Return the updates unchanged, and record one entry every `every` steps."""
+        """Return the updates unchanged; record their health every `every` steps."""
         if params is None and "ratio" in self.stats:
             raise ValueError(
-                f"{where()}the ratio needs the params: call update(updates, state, params), or "
-                "leave 'ratio' out of stats."
+                f"{where()}the ratio needs the params, got params=None. Call update(updates, "
+                "state, params), or omit 'ratio' from stats."
             )
         grouping = group(updates, self.groups)
         _check_groups(grouping, state)
         if self.every == 1:
             new = self._record(updates, params, grouping, state)
         else:
-            # Steps that aren't recorded pay nothing for the measurement.
+            # `cond`, so that other steps don't compute the statistics.
             new = jax.lax.cond(
                 state.count % self.every == 0,
                 lambda: self._record(updates, params, grouping, state),
@@ -117,11 +117,11 @@ class record_health(Transformation):
         leaves, weights = jax.tree.leaves(updates), jax.tree.leaves(params)
         rows = measure(leaves, weights, grouping, self.recorded)
         rows = {k: v.astype(state.ring[k].dtype) for k, v in rows.items()}
-        seen = Health(grouping.names, grouping.sizes, grouping.skipped, grouping.shapes, **rows)
-        flags = self.flags.update(seen, state.flags)
+        health = Health(grouping.names, grouping.sizes, grouping.skipped, grouping.shapes, **rows)
+        flags = self.flags.update(health, state.flags)
         rows["flag"] = flags.code
-        place = (state.count // self.every) % self.size
-        ring = {k: state.ring[k].at[place].set(row) for k, row in rows.items()}
+        index = (state.count // self.every) % self.size
+        ring = {k: state.ring[k].at[index].set(row) for k, row in rows.items()}
         return RecordHealthState(state.count, flags, ring)
 
 
@@ -135,13 +135,19 @@ def _check_groups(grouping: Grouping, state: RecordHealthState) -> None:
     expected = state.flags.dead.shape[-1]
     if len(grouping.names) != expected:
         raise ValueError(
-            f"{where()}the updates have {len(grouping.names)} groups, the state was made for "
-            f"{expected}: use the state that init(params) of these params gave."
+            f"{where()}the updates have {len(grouping.names)} groups, expected {expected} as in "
+            "the state. Use the state that init(params) returned for these params."
         )
 
 
 class SnapshotState(NamedTuple):
-    """Step count, the measurement by its name, and its average before the bias correction."""
+    """State of `snapshot`.
+
+    Attributes:
+        count: Number of updates, int32.
+        measured: A dict with one entry, from the name to the (bias-corrected) measurement.
+        average: The average before the bias correction; `()` without `decay`.
+    """
 
     count: jax.Array
     measured: dict[str, Any]
@@ -149,19 +155,21 @@ class SnapshotState(NamedTuple):
 
 
 class snapshot(Transformation):
-    r"""Pass updates through unchanged, and store a measurement of them in the state.
+    r"""Return updates unchanged, and store a measurement of the updates in the state.
 
     .. math:: u = g, \qquad s = m(g) \quad\text{or}\quad
               s_t = \frac{1 - \beta}{1 - \beta^t} \sum_{i \le t} \beta^{t-i}\, m(g_i)
 
-    At the start of a chain it measures the gradients; at the end, the updates.
-    `fnopt.tree.get(state, measure_name)` reads the measurement; before the first step it is zero.
+    At the start of a chain, `snapshot` measures the gradients; at the end, the final updates.
+    `fnopt.tree.get(state, measure_name)` returns the measurement, which is zero before the first
+    step.
 
     Args:
         measure_name: The name of the measurement in the state.
-        measure: `measure(updates)` returns an array or a tree of arrays; it is traced.
-        decay: :math:`\beta` of a bias-corrected average over the steps, in at least float32; by
-            default, only the last measurement is stored.
+        measure: Function of the updates that returns a tree of arrays, for example
+            `fnopt.global_norm`.
+        decay: :math:`\beta` of a bias-corrected moving average in at least float32. With `None`,
+            the last measurement is stored.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -180,10 +188,9 @@ class snapshot(Transformation):
     decay: Scalar | None = hyper(default=None, ge=0, lt=1)
 
     def init(self, params: Any) -> SnapshotState:
-        """Return zeros with the measurement's shapes."""
+        """Initial state: zeros with the shapes of the measurement."""
         shapes = jax.eval_shape(self.measure, params)
-        # The measurement and its average are two arrays, because a donated state may not contain an
-        # array twice.
+        # Two different arrays, because a donated state must not contain an array twice.
         zeros, average = (
             jax.tree.map(lambda s: jnp.zeros(s.shape, self._dtype(s.dtype)), shapes)
             for _ in range(2)
@@ -194,13 +201,15 @@ class snapshot(Transformation):
     def update(
         self, updates: Any, state: SnapshotState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SnapshotState]:
-        """Return the updates unchanged, and measure them."""
-        now, count = self.measure(updates), safe_increment(state.count)
-        now = jax.tree.map(
-            lambda x, old: jnp.asarray(x).astype(old.dtype), now, state.measured[self.measure_name]
+        """Return the updates unchanged; store their measurement in the state."""
+        value, count = self.measure(updates), safe_increment(state.count)
+        value = jax.tree.map(
+            lambda x, old: jnp.asarray(x).astype(old.dtype),
+            value,
+            state.measured[self.measure_name],
         )
         if self.decay is None:
-            return updates, SnapshotState(count, {self.measure_name: now}, ())
+            return updates, SnapshotState(count, {self.measure_name: value}, ())
 
         def average_leaf(old: jax.Array, new: jax.Array) -> jax.Array:
             return ema(old, new, jnp.asarray(self.decay, old.real.dtype).astype(old.dtype))
@@ -209,7 +218,7 @@ class snapshot(Transformation):
             decay = jnp.asarray(self.decay, x.real.dtype)
             return x / bias_correction(decay, count).astype(x.dtype)
 
-        average = jax.tree.map(average_leaf, state.average, now)
+        average = jax.tree.map(average_leaf, state.average, value)
         measured = {self.measure_name: jax.tree.map(correct_leaf, average)}
         return updates, SnapshotState(count, measured, average)
 

@@ -1,4 +1,4 @@
-"""Sinks that write JSON lines and TensorBoard event files, and warnings on the host."""
+"""Sinks that write JSON lines and TensorBoard event files, and warnings from host callbacks."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from fnopt.errors import import_optional
 from fnopt.numerics import exponents
 
 Record = Mapping[str, Any]
-"""A flat dict with a `'step'`."""
+"""Flat dict with an entry `'step'`."""
 
-
-_WARNED: dict[int, Any] = {}  # objects by id; the references keep their ids unique
+# Objects that `warn_once` has warned about, keyed by `id`.
+_WARNED: dict[int, Any] = {}
 
 
 def warn(message: str) -> None:
-    """Warn without ending the program: if warnings are errors, print the message instead."""
+    """Issue a warning; print the message to stderr if a filter turns warnings into errors."""
     try:
         warnings.warn(message, stacklevel=3)
-    except UserWarning:  # a filter may turn warnings into errors
+    except UserWarning:
         print(message, file=sys.stderr)
 
 
 def warn_once(source: Any, message: str) -> None:
-    """Warn once per function or object."""
-    owner = getattr(source, "__self__", source)  # a bound method is a new object at every access
+    """Issue a warning only at the first call for a function or object."""
+    # A bound method is a new object at every access, so its instance is the key.
+    owner = getattr(source, "__self__", source)
     key = id(owner)
     if key in _WARNED:
         return
     try:
         _WARNED[key] = weakref.ref(owner, lambda _: _WARNED.pop(key, None))
-    # An object with slots allows no weak reference; it is kept, so that its id stays unique.
+    # An object with slots has no weak references. A strong reference keeps its `id` from being
+    # reused.
     except TypeError:
         _WARNED[key] = owner
     warn(message)
 
 
 def check_sink(sink: Any, name: str = "") -> Any:
-    """Check that a sink is a function, and return it."""
+    """Check that a sink is a function; return the sink."""
     if not callable(sink):
         raise TypeError(
             f"{name}the sink is {sink!r:.60}, expected a function of one dict, such as print, "
@@ -57,7 +59,7 @@ def check_sink(sink: Any, name: str = "") -> Any:
 
 
 def step_of(record: Any, name: str) -> int:
-    """The number of a record's step."""
+    """Step number of a record."""
     if not isinstance(record, Mapping) or "step" not in record:
         raise TypeError(
             f"{name}: the record is {record!r:.60}, expected a dict with its step, such as "
@@ -67,14 +69,14 @@ def step_of(record: Any, name: str) -> int:
 
 
 class Writer:
-    """A sink with an open file: call it with records and close it at the end, or use `with`."""
+    """Base class of sinks with an open file; use `with`, or call `close` at the end."""
 
     def __call__(self, record: Record) -> None:
-        """Process one record."""
+        """Write a record."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Flush the buffer, and close the file."""
+        """Flush the buffer and close the file."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +91,7 @@ class Writer:
 
 
 def _as_json(value: Any) -> Any:
-    """Convert a value to JSON, with null in place of NaN and infinity."""
+    """Convert a value for `json.dumps`, with `None` in place of NaN and infinity."""
     if isinstance(value, np.ndarray):
         return [_as_json(x) for x in value.tolist()]
     if isinstance(value, list):
@@ -102,11 +104,11 @@ def _as_json(value: Any) -> Any:
 class JsonLines(Writer):
     """Append records to a file, one JSON object per line.
 
-    Every line is flushed, so no records are lost if the program crashes. Non-finite numbers are
+    Every line is flushed, so that no record is lost if the program crashes. Nonfinite numbers are
     written as `null`, because JSON has no NaN.
 
     Args:
-        path: The file. Missing folders are created, and an existing file is extended.
+        path: The file. Missing folders are created. Records are appended to an existing file.
 
     Example:
         >>> import tempfile
@@ -130,18 +132,16 @@ class JsonLines(Writer):
         """Write one line."""
         line = json.dumps({k: _as_json(v) for k, v in record.items()}, allow_nan=False)
         self._file.write(line + "\n")
-        # The flush keeps all records of a training that is killed.
+        # Without the flush, the buffered records of a killed process would be lost.
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; if the disk is full, warn that records are lost."""
+        """Close the file; warn if the last records can't be written."""
         try:
             self._file.close()
-        except OSError as error:  # an exception would end the program after the training
-            warn(
-                f"JsonLines: {self.path} could not be written to its end: {error}. Its last "
-                "records are lost."
-            )
+        # An exception on a full disk would end the program, after a possibly long training.
+        except OSError as error:
+            warn(f"JsonLines: the last records of {self.path} are lost: {error}.")
 
 
 def read_json_lines(path: Any) -> list[dict[str, Any]]:
@@ -151,10 +151,10 @@ def read_json_lines(path: Any) -> list[dict[str, Any]]:
         path: The file.
 
     Returns:
-        One dict for each line; a last line truncated by a crash is skipped.
+        One dict per line. A last line that a crash has truncated is skipped.
 
     Raises:
-        ValueError: If any other line isn't JSON; the message names the line.
+        ValueError: If another line isn't JSON; the message contains the line number.
 
     Example:
         >>> import tempfile
@@ -171,19 +171,22 @@ def read_json_lines(path: Any) -> list[dict[str, Any]]:
         try:
             records += [json.loads(line)] if line else []
         except ValueError as error:
-            if number < len(lines):  # only the last one has no line end
-                raise ValueError(f"{path}: line {number} is not JSON: {error}") from None
+            # Only a truncated last line has no line end.
+            if number < len(lines):
+                raise ValueError(
+                    f"{path}: line {number} is not JSON, expected a record: {error}"
+                ) from None
     return records
 
 
 class TensorBoard(Writer):
-    """Write records as a TensorBoard event file; needs the tensorboardX package.
+    """Write records to a TensorBoard event file; needs the package tensorboardX.
 
-    Numbers become scalars; histograms of `health` become histograms of the logarithm (base 2) of
-    the magnitude. Other arrays are skipped.
+    Numbers are written as scalars. Histograms of `health` are written as histograms of the base-2
+    logarithm of the magnitude. Other arrays are skipped.
 
     Args:
-        folder: The run's folder, to pass to `tensorboard --logdir`.
+        folder: The folder of the event file, for `tensorboard --logdir`.
 
     Raises:
         ImportError: If tensorboardX isn't installed.
@@ -238,7 +241,7 @@ def tee(*sinks: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], N
         *sinks: Functions or writers.
 
     Returns:
-        A function of a record. You still have to close the writers.
+        A function of a record that calls all sinks. It doesn't close writers.
 
     Example:
         >>> from fnopt.monitor import tee
@@ -251,8 +254,8 @@ def tee(*sinks: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], N
     for sink in sinks:
         check_sink(sink, "tee: ")
 
-    def every(record: dict[str, Any]) -> None:
+    def call_sinks(record: dict[str, Any]) -> None:
         for sink in sinks:
             sink(record)
 
-    return every
+    return call_sinks

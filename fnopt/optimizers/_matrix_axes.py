@@ -96,7 +96,7 @@ def matrix_axes(
 
         # A parameter is a matrix if all its sites imply the same dimension numbers.
         result = find_sites(jax.make_jaxpr(loss_of_leaves)(leaves, args, kwargs), len(leaves))
-        numbers_of_leaf: dict[int, set[Any]] = {i: {None} for i in result.lost}
+        numbers_of_leaf: dict[int, set[Any]] = {i: {None} for i in result.unsupported}
         for site in result.sites:
             for i in site.weight.leaves:
                 numbers_of_leaf.setdefault(i, set()).add(_numbers(site))

@@ -18,7 +18,7 @@ MODES = ("auto", "forward", "reverse")
 
 
 class _Link(NamedTuple):
-    """The value at `dst` as a function of the value at `src`, and the point of differentiation."""
+    """Function from the value at `src` to the value at `dst`, and its point of linearization."""
 
     destination: Callable[[Any], Any]
     source: Any
@@ -31,7 +31,7 @@ def grad_between(
     *,
     select: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""Compute the gradient of a node (or a scalar function of it) with respect to another node.
+    r"""Gradient of a node, or of a scalar function of a node, with respect to another node.
 
     .. math:: \frac{\partial\, s(\text{dst})}{\partial\, \text{src}}
 
@@ -47,9 +47,9 @@ def grad_between(
             3]`. Without `select`, the value at `dst` must be a scalar.
 
     Returns:
-        A function of the arguments of `fn` that returns the gradient. It has the structure of the
-        value at `src`, with leading axes for scan iterations, and is zero if `dst` doesn't depend
-        on `src`.
+        A function of the arguments of `fn` that returns the gradient. The gradient has the
+        structure of the value at `src`, with leading axes for scan iterations. The gradient is zero
+        if `dst` doesn't depend on `src`.
 
     Raises:
         ValueError: If a name matches no node, several nodes, or a node without a derivative.
@@ -79,7 +79,7 @@ def grad_between(
 def jacobian_between(
     fn: Callable[..., Any], src: Source, dst: str | None = None, *, mode: str = "auto"
 ) -> Callable[..., Any]:
-    r"""Compute the Jacobian of a node with respect to another node or the arguments.
+    r"""Jacobian of a node with respect to another node or the arguments.
 
     .. math:: J = \frac{\partial\, \text{dst}}{\partial\, \text{src}}
 
@@ -87,14 +87,14 @@ def jacobian_between(
         fn: Any JAX function.
         src: The name of one node (as in `capture`), or positional arguments.
         dst: The name of one node, or `None` for the function's output.
-        mode: `'forward'` takes one pass per element of `src`, `'reverse'` one pass per element of
-            `dst`. All passes run at once under `vmap`. `'auto'` chooses the mode with fewer passes,
-            or `'reverse'` for a function with a `custom_vjp`.
+        mode: `'forward'` takes one pass per element of `src`, and `'reverse'` takes one pass per
+            element of `dst`. All passes are batched by `vmap`. `'auto'` chooses the mode with fewer
+            passes, or `'reverse'` for a function with a `custom_vjp`.
 
     Returns:
         A function of the arguments of `fn` that returns `J`, of shape `[*dst.shape, *src.shape]`.
-        Both shapes have leading axes for scan iterations. For trees, the structure is the structure
-        of `jax.jacobian`.
+        Both shapes have leading axes for scan iterations. For trees, the result has the same
+        structure as `jax.jacobian`.
 
     Raises:
         ValueError: If a name matches no node, several nodes, or a node without a derivative.
@@ -124,7 +124,7 @@ def _link(
     program = trace_program(name, fn, args, kwargs, argnums, scopes=has_scopes(names))
     start = program.only_node(src, lacks_cotangent) if isinstance(src, str) else None
     end = None if dst is None else program.only_node(dst, lacks_cotangent)
-    program = program.only({i for i in (start, end) if i is not None})
+    program = program.restrict({i for i in (start, end) if i is not None})
 
     def visit(node: int, value: Any, probe: Any) -> tuple[Any, Any]:
         value = value if probe is None else add_probe(value, probe)
@@ -138,8 +138,8 @@ def _link(
         return out if end is None else records[end]
 
     if start is not None:
-        # The source is a probe, a zero that is added to the node, so the derivative is taken at the
-        # node's value.
+        # The derivative is with respect to a zero probe added to the node, because the value of
+        # the node is only known inside the program.
         node = program.nodes[start]
         return _Link(destination, jnp.zeros(node.shape, node.dtype))
     return _Link(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs))
@@ -148,7 +148,7 @@ def _link(
 def _check_scalar(value: Any) -> jax.Array:
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
-            f"grad_between: the value is {type_text(value)}, expected a real scalar: choose one "
-            "with select=, such as select=lambda scores: scores[0, 3], or use jacobian_between."
+            f"grad_between: the value is {type_text(value)}, expected a real scalar. Select one, "
+            "as in select=lambda scores: scores[0, 3], or use jacobian_between."
         )
     return value

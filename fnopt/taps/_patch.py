@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fnopt.errors import type_text
 from fnopt.programs import HIDDEN_BY_RULE, Node
 from fnopt.taps._program import (
+    Reason,
     TracedCall,
     checked_names,
     has_scopes,
@@ -24,34 +25,34 @@ Rule = Callable[[Any], Any]
 
 
 class _Rule(NamedTuple):
-    """Intervention at a node: a function of the value, or an array that replaces it."""
+    """Intervention at a node: a function of the value, or an array that replaces the value."""
 
     function: Rule | None
     array: Any
 
     def __call__(self, value: Any, entry: Any) -> Any:
-        """Return the new value; `entry` is the array's entry for this iteration."""
+        """Compute the new value; `entry` is the array's entry for this iteration."""
         if self.function is not None:
             return self.function(value)
         return jnp.broadcast_to(entry.astype(value.dtype), value.shape)
 
-    def by_iteration(self, node: Node) -> Any:
-        """Broadcast an array to the axes of the enclosing scans, like a result of `capture`."""
+    def stack_iterations(self, node: Node) -> Any:
+        """Broadcast the array to the axes of the scans around the node, as in `capture`."""
         if self.function is not None:
             return None
         array, inner = jnp.asarray(self.array), node.shape[len(node.axes) :]
         array = array.astype(node.dtype)
+        # An array of the rank of one iteration's value applies to all iterations.
         try:
             if node.axes and array.ndim > len(inner):
                 return jnp.broadcast_to(array, node.shape)
             return jnp.broadcast_to(array, (*node.axes, *jnp.broadcast_to(array, inner).shape))
         except ValueError:
             count = " x ".join(map(str, node.axes))
-            often = f", in each of {count} iterations" if count else ""
+            repeats = f", in each of {count} iterations" if count else ""
             raise ValueError(
-                f"patch: {node.name!r} is {node.dtype}{list(inner)}{often}; its "
-                f"replacement has shape {list(array.shape)}, which does not broadcast to "
-                "it."
+                f"patch: the replacement of {node.name!r} has shape {list(array.shape)}, expected "
+                f"a shape that broadcasts to {node.dtype}{list(inner)}{repeats}."
             ) from None
 
 
@@ -72,22 +73,22 @@ def patch(
         fn: Any JAX function.
         values: A dict from names (or globs, as in `capture`) to replacements of a node's value: a
             differentiable function of the value (such as `jax.lax.stop_gradient`), or an array that
-            broadcasts to the value. Inside a scan of `T` iterations an array may also have one
-            entry per iteration, `[T, ...]`, like the result of `capture`.
+            broadcasts to the value. Inside a scan of `T` iterations, the array may also have a
+            leading axis of iterations, `[T, ...]`, like a result of `capture`.
         cotangents: A dict from names to replacements of a node's cotangent in the backward pass: a
             function of the cotangent, such as `lambda g: jnp.clip(g, -1, 1)` or `jnp.zeros_like`,
-            or an array. The value doesn't change. Only for reverse mode.
+            or an array. The value doesn't change. Cotangent rules need reverse mode.
 
     Returns:
-        A function like `fn`, for `jax.grad`, `jax.jit`, `capture` and others. A node inside a scan
-        is patched in every iteration. If several names match one node, their rules apply in order;
-        cotangent rules receive the cotangent of the patched value. `capture` of the patched
-        function returns the patched value, and the derivative of the loss with respect to the
-        patched value, before the cotangent rule.
+        A function with the arguments of `fn`, for example for `jax.grad`, `jax.jit` or `capture`. A
+        node inside a scan is patched in every iteration. If several names match one node, their
+        rules apply in the order of the dict. Cotangent rules receive the cotangent of the patched
+        value. `capture` of the patched function returns the patched value and its cotangent before
+        the cotangent rule.
 
     Raises:
-        ValueError: If a name matches no node, or a node that can't be patched; or if a rule changes
-            shape or dtype.
+        ValueError: If a name matches no node or a node that can't be patched, or if a rule changes
+            the shape or dtype.
 
     Example:
         >>> from fnopt.taps import patch, tap
@@ -103,17 +104,17 @@ def patch(
     names = (*value_rules, *cotangent_rules)
     checked_names("patch", names)
 
-    def patched(*args: Any, **kwargs: Any) -> Any:
+    def run_patched(*args: Any, **kwargs: Any) -> Any:
         program = trace_program("patch", fn, args, kwargs, scopes=has_scopes(names))
-        on_value = _by_node(program, value_rules, _lacks_freedom)
-        on_cotangent = _by_node(program, cotangent_rules, lacks_cotangent)
+        on_value = _rules_by_node(program, value_rules, _lacks_editable_value)
+        on_cotangent = _rules_by_node(program, cotangent_rules, lacks_cotangent)
 
-        def visit(node: int, value: Any, given: Any) -> tuple[Any, None]:
-            name, (own, back) = program.nodes[node].name, given
-            for rule, entry in zip(on_value.get(node, []), own, strict=True):
+        def visit(node: int, value: Any, entries: Any) -> tuple[Any, None]:
+            name, (value_entries, cotangent_entries) = program.nodes[node].name, entries
+            for rule, entry in zip(on_value.get(node, []), value_entries, strict=True):
                 value = _check_like(value, rule(value, entry), f"the value of {name!r}")
             # The backward pass applies the last rule first.
-            pairs = list(zip(on_cotangent.get(node, []), back, strict=True))
+            pairs = list(zip(on_cotangent.get(node, []), cotangent_entries, strict=True))
             for rule, entry in reversed(pairs):
 
                 def apply(cotangent: Any, entry: Any, rule: _Rule = rule) -> Any:
@@ -123,20 +124,21 @@ def patch(
                 value = with_cotangent_rule(apply, value, entry)
             return value, None
 
-        chosen = {*on_value, *on_cotangent}
+        patched_nodes = {*on_value, *on_cotangent}
         arrays = {
             i: tuple(
-                [rule.by_iteration(program.nodes[i]) for rule in rules.get(i, [])]
+                [rule.stack_iterations(program.nodes[i]) for rule in rules.get(i, [])]
                 for rules in (on_value, on_cotangent)
             )
-            for i in chosen
+            for i in patched_nodes
         }
-        return program.only(chosen).run(visit, arrays)[0]
+        return program.restrict(patched_nodes).run(visit, arrays)[0]
 
-    return patched
+    return run_patched
 
 
-def _lacks_freedom(node: Node) -> str:
+def _lacks_editable_value(node: Node) -> str:
+    """Reason why a node's value can't be replaced, or `''`."""
     fixed = f"a value that can't be changed: it is {node.note}"
     return lacks_value(node) or (fixed if node.note == HIDDEN_BY_RULE else "")
 
@@ -148,14 +150,14 @@ def _as_rules(rules: Mapping[str, Any] | None) -> dict[str, _Rule]:
     }
 
 
-def _by_node(
-    program: TracedCall, rules: dict[str, _Rule], ask: Callable[[Node], str]
+def _rules_by_node(
+    program: TracedCall, rules: dict[str, _Rule], reason: Reason
 ) -> dict[int, list[_Rule]]:
-    found: dict[int, list[_Rule]] = {}
+    node_rules: dict[int, list[_Rule]] = {}
     for name, rule in rules.items():
-        for node in program.select((name,), ask):
-            found.setdefault(node, []).append(rule)
-    return found
+        for node in program.select((name,), reason):
+            node_rules.setdefault(node, []).append(rule)
+    return node_rules
 
 
 def _check_like(before: Any, after: Any, what: str) -> Any:

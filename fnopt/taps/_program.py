@@ -39,24 +39,23 @@ Argnums = int | Sequence[int] | None
 Names = tuple[str, ...] | None
 """Names and patterns of nodes, or `None` for all taps."""
 
-Ask = Callable[[Node], str]
-"""Reason why a node lacks the requested value or cotangent, or `''`."""
+Reason = Callable[[Node], str]
+"""Function that returns why a node lacks the requested value or cotangent, or `''`."""
 
 _DIFFERENTIATED = (
-    "jax.grad and jax.vjp remove the taps inside: pass the loss itself instead of a "
-    "function that differentiates it; capture(loss, cotangents=True, argnums=0) returns "
-    "its gradient, too."
+    "jax.grad and jax.vjp remove the taps inside: pass the loss itself instead of a function that "
+    "differentiates the loss. capture(loss, cotangents=True, argnums=0) also returns the gradient."
 )
 
 
 class TracedCall(NamedTuple):
-    """A traced call.
+    """A call of the user's function as a jaxpr with its nodes and inputs.
 
     Attributes:
         name: The public function that the user called, for messages.
         level: The jaxpr with its nodes.
-        nodes: All nodes, by index.
-        inputs: The arrays of the call.
+        nodes: All nodes; their indices are the keys of `NodeValues`.
+        inputs: The array arguments of the call.
         diff: The positions of the differentiated arrays among `inputs`.
         diff_tree: The tree structure of the differentiated arguments (a tuple for a sequence
             `argnums`).
@@ -74,11 +73,11 @@ class TracedCall(NamedTuple):
     def run(
         self, visit: NodeFn, probes: NodeValues, diff: Sequence[Any] | None = None
     ) -> tuple[Any, NodeValues]:
-        """Evaluate the program; return the output, and the records by node.
+        """Evaluate the program; return its output and the records per node.
 
         Args:
-            visit: Function that is called at each node selected by `only`.
-            probes: Extra inputs of `visit`, by node.
+            visit: Function that is called at each node that `restrict` selected.
+            probes: Extra inputs of `visit`, keyed by node.
             diff: New values of the differentiated inputs.
         """
         inputs = list(self.inputs)
@@ -92,27 +91,27 @@ class TracedCall(NamedTuple):
         """The differentiated inputs."""
         return [self.inputs[i] for i in self.diff]
 
-    def only(self, chosen: Iterable[int]) -> TracedCall:
-        """A copy of the program that visits only these nodes."""
-        return self._replace(level=self.level.restrict(set(chosen)))
+    def restrict(self, indices: Iterable[int]) -> TracedCall:
+        """Copy the program such that it visits only the nodes with these indices."""
+        return self._replace(level=self.level.restrict(set(indices)))
 
     def by_name(self, records: NodeValues) -> dict[str, Any]:
-        """Records by the names of their nodes, in program order.
+        """Records keyed by the names of their nodes, in program order.
 
         Nodes with equal names in different branches of a `cond` are treated as one node, because
         only one of these nodes can run. Branches that don't run record zeros.
         """
-        found: dict[str, Any] = {}
+        named: dict[str, Any] = {}
         for i in sorted(records):
             base = _base(self.nodes[i].name)
             group = [k for k, node in enumerate(self.nodes) if _base(node.name) == base]
             if records.keys() >= {*group} and _are_alternatives([self.nodes[k] for k in group]):
-                found[base] = jax.tree.map(_merge_records, *(records[k] for k in group))
+                named[base] = jax.tree.map(_merge_records, *(records[k] for k in group))
             else:
-                found[self.nodes[i].name] = records[i]
-        return found
+                named[self.nodes[i].name] = records[i]
+        return named
 
-    def select(self, names: Names, ask: Ask) -> list[int]:
+    def select(self, names: Names, reason: Reason) -> list[int]:
         """Indices of the nodes with these names that have a value (or a cotangent).
 
         Patterns and `None` skip nodes without a value (or cotangent). Each pattern must match at
@@ -120,17 +119,17 @@ class TracedCall(NamedTuple):
 
         Raises:
             ValueError: If a name matches no node, or no node with a value (or cotangent). The
-                message lists the available nodes, or gives the reason.
+                message lists the available nodes or the reason.
         """
         groups = [self._all_taps()] if names is None else [self.matches(n) for n in names]
-        chosen: set[int] = set()
+        selection: set[int] = set()
         for group in groups:
-            good = [i for i in group if not ask(self.nodes[i])]
-            if not good:
+            capturable = [i for i in group if not reason(self.nodes[i])]
+            if not capturable:
                 node = self.nodes[group[0]]
-                raise ValueError(f"{self.name}: {node.name!r} has {ask(node)}.")
-            chosen.update(good)
-        return sorted(chosen)
+                raise ValueError(f"{self.name}: {node.name!r} has {reason(node)}.")
+            selection.update(capturable)
+        return sorted(selection)
 
     def _all_taps(self) -> list[int]:
         taps = [i for i, node in enumerate(self.nodes) if not node.name.startswith(SCOPE_PREFIX)]
@@ -139,42 +138,44 @@ class TracedCall(NamedTuple):
         return taps
 
     def matches(self, pattern: str) -> list[int]:
-        """Find the nodes for an exact name, else for the leaves of a tree, else for a glob."""
-        full = [node.name for node in self.nodes]
-        base = [_base(name) for name in full]
-        pairs = list(enumerate(zip(full, base, strict=True)))
-        found = [i for i, both in pairs if pattern in both]
-        if not found and not pattern.startswith(SCOPE_PREFIX):
-            found = [i for i, (_, b) in pairs if b.startswith(f"{pattern}/")]
-        if not found:
-            # Scopes are matched only by a pattern with their prefix: `*` stands for all taps.
-            same = [
-                (i, b)
-                for i, b in pairs
-                if b[0].startswith(SCOPE_PREFIX) == pattern.startswith(SCOPE_PREFIX)
+        """Indices of the nodes with an exact name, else in a tapped tree, else matching a glob."""
+        # A node matches by its full name `name#0` or by `name`, which nodes may share.
+        aliases = [(i, (node.name, _base(node.name))) for i, node in enumerate(self.nodes)]
+        indices = [i for i, names in aliases if pattern in names]
+        if not indices and not pattern.startswith(SCOPE_PREFIX):
+            indices = [i for i, (_, base) in aliases if base.startswith(f"{pattern}/")]
+        if not indices:
+            # A pattern matches scopes only if it has their prefix: `*` stands for all taps.
+            is_scope = pattern.startswith(SCOPE_PREFIX)
+            indices = [
+                i
+                for i, names in aliases
+                if names[0].startswith(SCOPE_PREFIX) == is_scope
+                and any(matches(name, pattern) for name in names)
             ]
-            found = [i for i, both in same if any(matches(n, pattern) for n in both)]
-        if not found:
-            raise ValueError(f"{self.name}: no node is called {pattern!r}. {self._known(pattern)}")
-        return found
+        if not indices:
+            raise ValueError(
+                f"{self.name}: no node is called {pattern!r}. {self._available(pattern)}"
+            )
+        return indices
 
-    def only_node(self, name: str, ask: Ask) -> int:
-        """Return the only node for a name.
+    def only_node(self, name: str, reason: Reason) -> int:
+        """Index of the only node with a name.
 
         Raises:
             ValueError: If the name matches no node, several nodes, or a node without the requested
                 value or cotangent.
         """
-        found = self.select((name,), ask)
-        if len(found) > 1:
-            names = [self.nodes[i].name for i in found]
+        indices = self.select((name,), reason)
+        if len(indices) > 1:
+            names = [self.nodes[i].name for i in indices]
             raise ValueError(
-                f"{self.name}: {name!r} is the name of {len(found)} nodes, expected one: choose "
+                f"{self.name}: {name!r} is the name of {len(indices)} nodes, expected one: choose "
                 f"from {names_text(names)}."
             )
-        return found[0]
+        return indices[0]
 
-    def _known(self, pattern: str) -> str:
+    def _available(self, pattern: str) -> str:
         scope = pattern.startswith(SCOPE_PREFIX)
         names = [node.name for node in self.nodes if node.name.startswith(SCOPE_PREFIX) == scope]
         if not names:
@@ -193,7 +194,7 @@ class TracedCall(NamedTuple):
 
 
 def _base(name: str) -> str:
-    """Name of a node without the number that distinguishes nodes with equal names."""
+    """Node name without the `#` suffix that distinguishes nodes with equal names."""
     return name.rpartition("#")[0] or name
 
 
@@ -219,21 +220,21 @@ def trace_program(
     *,
     scopes: bool = False,
 ) -> TracedCall:
-    """Trace a call of `fn`.
+    """Trace a call of `fn` and find the nodes.
 
     Args:
         name: The public function, for messages.
         fn: The user's function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
         argnums: The positional arguments to differentiate.
         scopes: Whether named scopes are also nodes.
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))
     diff, diff_tree = _diff_leaves(name, args, argnums)
-    # Flags, names and functions among the arguments aren't traced, as under `jax.grad`.
-    wanted = {i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}.union(diff)
-    traced = {i: position for position, i in enumerate(sorted(wanted))}
+    # Like `jax.grad`, the trace keeps flags, names and functions among the arguments concrete.
+    array_leaves = {i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}.union(diff)
+    traced = {i: position for position, i in enumerate(sorted(array_leaves))}
 
     def call_function(inputs: list[Any]) -> Any:
         full = list(leaves)
@@ -246,8 +247,7 @@ def trace_program(
         ):
             return fn(*args, **kwargs)
 
-    # The function is traced once per call: the same program computes values, cotangents and
-    # gradients.
+    # One trace per call suffices for values, cotangents and gradients.
     inputs = [jnp.asarray(leaves[i]) for i in traced]
     closed, shapes = jax.make_jaxpr(call_function, return_shape=True)(inputs)
     level, nodes = find_nodes(closed, scopes)
@@ -267,7 +267,7 @@ def _diff_leaves(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[li
 def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
     if not -len(args) <= n < len(args):
         raise ValueError(
-            f"{name}: argnums has {n}, but there are {len(args)} positional arguments."
+            f"{name}: argnums has {n}, expected indices of the {len(args)} positional arguments."
         )
     n %= len(args)
     pairs, _ = leaves_with_names(args[n])
@@ -278,23 +278,23 @@ def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
 
 
 def has_scopes(names: Names) -> bool:
-    """Whether any of these names refers to a scope."""
+    """Whether any of the names refers to a scope."""
     return any(name.startswith(SCOPE_PREFIX) for name in names or ())
 
 
 def checked_names(name: str, names: Any) -> Names:
-    """Convert one name, or several, to a tuple; keep `None`."""
+    """Convert one or several names to a tuple and check their types; `None` stays `None`."""
     if names is None:
         return None
     if callable(names):
         raise TypeError(f"{name}: names is a function, expected names of nodes after the function.")
-    given = (names,) if isinstance(names, str) else tuple(names)
-    for n in given:
+    node_names = (names,) if isinstance(names, str) else tuple(names)
+    for n in node_names:
         if not isinstance(n, str):
-            raise TypeError(f"{name}: {n!r} is a {type(n).__name__}, expected a name of a node.")
-    if not given:
-        raise ValueError(f"{name}: no name of a node is given.")
-    return given
+            raise TypeError(f"{name}: {n!r} is a {type(n).__name__}, expected the name of a node.")
+    if not node_names:
+        raise ValueError(f"{name}: got no names, expected the name of at least one node.")
+    return node_names
 
 
 def lacks_value(node: Node) -> str:

@@ -15,13 +15,13 @@ Reduction = Callable[[Any], Any]
 
 
 def _mean(x: jax.Array) -> jax.Array:
-    wide = widen(x)
-    return jnp.sum(wide) / max(x.size, 1)
+    # A sum, because `jnp.mean` of an empty array is NaN.
+    return jnp.sum(widen(x)) / max(x.size, 1)
 
 
 def _rms(x: jax.Array) -> jax.Array:
     magnitude = jnp.abs(widen(x))
-    # Vanishing cotangents, such as 1e-25, must be visible, but their squares underflow in float32.
+    # The scale prevents underflow: squares of cotangents such as 1e-25 are zero in float32.
     scale = floor_power_of_two(jnp.max(magnitude, initial=0.0))
     return scale * jnp.sqrt(jnp.sum(jnp.square(magnitude / scale)) / max(x.size, 1))
 
@@ -31,7 +31,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "rms": _rms,
     "max": lambda x: jnp.max(jnp.abs(widen(x)), initial=0.0),
     "zeros": lambda x: _mean(x == 0),
-    # The last axis indexes units; a vector has no example axis.
+    # The last axis indexes features, and the other axes index examples.
     "dead": lambda x: _mean(jnp.all(x == 0, axis=tuple(range(x.ndim - 1)))),
     "nonfinite": lambda x: _mean(~jnp.isfinite(x)),
     "histogram": lambda x: exponents.histogram(jnp.abs(widen(x))),
@@ -39,7 +39,7 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def as_reduction(name: str, reduce: Any) -> Reduction | None:
-    """Make a function of one array from a name, a function, or a sequence or dict of these."""
+    """Convert a name, a function, or a sequence or dict of both to a function of one array."""
     if reduce is None or callable(reduce):
         return reduce
     if isinstance(reduce, str):
@@ -47,8 +47,8 @@ def as_reduction(name: str, reduce: Any) -> Reduction | None:
     if not isinstance(reduce, Mapping):
         if any(map(callable, reduce)):
             raise TypeError(
-                f"{name}: reduce has a function without a name among several; expected a dict such "
-                "as {'rms': 'rms', 'mine': fn}."
+                f"{name}: reduce is a sequence with a function without a name, expected names or "
+                "a dict. Write {'rms': 'rms', 'mine': fn}."
             )
         reduce = {key: key for key in reduce}
     parts = {key: as_reduction(name, part) for key, part in reduce.items()}

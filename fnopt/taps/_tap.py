@@ -36,14 +36,14 @@ def tap(name: str, x: Tree) -> Tree:
     of a function or its gradient. A tap works in any JAX code (jit, grad, vmap, scan, remat,
     branches, custom derivative rules) and in the modules of any framework.
 
-    `capture` also finds values named by `jax.ad_checkpoint.checkpoint_name`. `checkpoint_name` also
-    marks values for rematerialization policies, and its names survive differentiation, but it may
-    cost memory. Taps don't survive `jax.grad(loss)`: capture the loss itself.
+    `capture` also finds values named by `jax.ad_checkpoint.checkpoint_name`. These names survive
+    differentiation and are visible to rematerialization policies, but they may cost memory. Taps
+    don't survive `jax.grad(loss)`. Capture the loss itself instead.
 
     Args:
         name: The name of the value, which may contain slashes (`'layer_3/attention'`). If one name
             is used several times, the nodes are `name#0`, `name#1`, … in the order of the program.
-        x: An array, or a tree, whose leaves are then named `name/path`.
+        x: An array, or a tree whose leaves are named `name/path`.
 
     Returns:
         `x`.
@@ -56,8 +56,8 @@ def tap(name: str, x: Tree) -> Tree:
         >>> from fnopt.taps import capture, tap
         >>> def loss(w, x):
         ...     return jnp.sum(tap("hidden", w * x) ** 2)
-        >>> _, seen = capture(loss, "hidden", cotangents=True)(jnp.float32(2.0), jnp.ones(2))
-        >>> seen.values["hidden"].tolist(), seen.cotangents["hidden"].tolist()
+        >>> _, nodes = capture(loss, "hidden", cotangents=True)(jnp.float32(2.0), jnp.ones(2))
+        >>> nodes.values["hidden"].tolist(), nodes.cotangents["hidden"].tolist()
         ([2.0, 2.0], [4.0, 4.0])
     """
     _check_name(name)
@@ -72,7 +72,7 @@ def tap(name: str, x: Tree) -> Tree:
 def _check_name(name: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(
-            f"tap: the name is a {type(name).__name__}, expected a string: tap('hidden', x)."
+            f"tap: the name is a {type(name).__name__}, expected a string. Write tap('hidden', x)."
         )
     if not name or name.startswith(SCOPE_PREFIX) or any(c in name for c in _RESERVED):
         raise ValueError(
@@ -83,10 +83,10 @@ def _check_name(name: Any) -> None:
 
 @jax.custom_jvp
 def add_probe(x: jax.Array, probe: jax.Array) -> jax.Array:
-    """Return `x`; the cotangent of the probe is the cotangent of `x`.
+    """Add a zero probe to `x`, whose cotangent equals the cotangent of `x`.
 
-    The result equals `x + probe` at `probe = 0`, but the probe's zeros are never read. The compiler
-    removes the zeros, and `x` is bitwise unchanged.
+    The function returns `x` itself, not `x + probe`, so that the compiler removes the probe's zeros
+    and the forward pass stays bitwise unchanged.
     """
     return x
 
@@ -97,7 +97,10 @@ def _add_probe_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple
 
 
 def add_reduced_probe(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
-    """Return `x`; the cotangent of the probe is `reduce(cotangent of x)`; only this is stored."""
+    """Add a zero probe to `x`, whose cotangent is `reduce(cotangent of x)`.
+
+    Reverse mode stores the reduced cotangent instead of the full cotangent.
+    """
 
     @jax.custom_vjp
     def identity(x: jax.Array, probe: Any) -> jax.Array:
@@ -105,29 +108,29 @@ def add_reduced_probe(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) ->
 
     def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array, Any]:
         reduced = jax.tree.map(jnp.asarray, reduce(cotangent))
-        # JAX takes a cotangent in the dtype of its primal, the probe.
+        # JAX requires that a cotangent has the dtype of its primal, here the probe.
         return cotangent, jax.tree.map(lambda x: x.astype(probe_dtype(x.dtype)), reduced)
 
-    # There is no forward mode, because a reduction isn't a tangent.
+    # `custom_vjp`, because a nonlinear reduction has no JVP rule that transposes to `backward`.
     identity.defvjp(lambda x, probe: (x, None), backward)
     return identity(x, probe)
 
 
-def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, given: Any) -> jax.Array:
-    """Return `x`, with the cotangent `rule(cotangent, given)` in the backward pass."""
+def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, operand: Any) -> jax.Array:
+    """Return `x` and replace its cotangent by `rule(cotangent, operand)` in the backward pass."""
 
     @jax.custom_vjp
-    def identity(x: jax.Array, given: Any) -> jax.Array:
+    def identity(x: jax.Array, operand: Any) -> jax.Array:
         return x
 
-    def backward(given: Any, cotangent: jax.Array) -> tuple[jax.Array, Any]:
-        return rule(cotangent, given), jax.tree.map(jnp.zeros_like, given)
+    def backward(operand: Any, cotangent: jax.Array) -> tuple[jax.Array, Any]:
+        return rule(cotangent, operand), jax.tree.map(jnp.zeros_like, operand)
 
-    # `given` is an argument, because a rule must not close over values of an iteration.
-    identity.defvjp(lambda x, given: (x, given), backward)
-    return identity(x, given)
+    # `operand` is an argument, because a VJP rule must not close over tracers of a scan's body.
+    identity.defvjp(lambda x, operand: (x, operand), backward)
+    return identity(x, operand)
 
 
 def probe_dtype(dtype: Any) -> Any:
-    """Return the dtype of a reduced cotangent: float32 for counts."""
+    """Dtype of a probe: the dtype of the cotangent, or float32 for integers such as counts."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.dtype(jnp.float32)

@@ -173,7 +173,7 @@ def test_of_a_cond_the_heavier_branch_counts():
     assert c.matmul_flops == 2 * 2 * 4 * 8 * 8
     assert c.at_most
     assert not c.exact
-    assert str(c).endswith("at most: the costlier branch of a cond counts")
+    assert str(c).endswith("at most: the costlier branch of a cond is counted")
 
 
 def test_a_cond_is_exact_if_its_branches_cost_the_same():

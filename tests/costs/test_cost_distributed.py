@@ -85,7 +85,7 @@ def test_what_people_see():
         "65536",
         *("ddp", "zero1", "fsdp", "diloco"),
     ]
-    with pytest.raises(KeyError, match=r"'pp' is unknown, expected one of \['ddp'"):
+    with pytest.raises(KeyError, match=r"strategy 'pp' is unknown, expected one of \['ddp'"):
         distributed_cost(step(), 2, MACHINE, NETWORK)["pp"]
 
 

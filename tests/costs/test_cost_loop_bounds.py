@@ -239,7 +239,7 @@ def test_an_early_end_makes_a_bound(fn):
     assert c.matmul_flops == 37 * ONE
     assert (c.exact, c.at_most) == (False, True)
     assert "total (at most)" in str(c)
-    assert "at most: while counts with the 37 iterations that it can make" in str(c)
+    assert "at most: while is counted with its limit of 37 iterations" in str(c)
 
 
 def test_batches_end_with_their_last_example():

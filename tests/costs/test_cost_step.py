@@ -135,7 +135,7 @@ def test_scopes_of_both_passes_are_in_the_table():
     rows = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
     assert rows.count("attention") == rows.count("mlp") == rows.count("logits") == 2
     assert "backward / forward: 1.98 x the FLOPs" in text
-    assert "kept for the backward pass" in text
+    assert "saved for the backward pass" in text
     assert "optimizer state: " in text
     assert "  attention" not in s.table(depth=0)
 
@@ -159,7 +159,7 @@ def test_loops_of_loss_and_optimizer_get_their_trip_counts():
     assert s.update.matmul_flops == 3 * 2 * 2 * 32**3
     assert s.exact
     assert not step_cost(chain, halving())(WS[:1], X).exact
-    with pytest.raises(ValueError, match=r"names the loop 'nope', .* loops are \['while'\]"):
+    with pytest.raises(ValueError, match=r"names the loop 'nope', .* loops \['while'\]"):
         step_cost(chain, halving(), trip_counts={"nope": 1})(WS[:1], X)
 
 

@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_real_scalar(name, output, text):
 
 
 def test_has_aux_without_aux(name):
-    with pytest.raises(TypeError, match=r"has_aux=True expects .* \(value, aux\), it returned"):
+    with pytest.raises(TypeError, match=r"the loss returned .*, has_aux=True expects .*\(value, a"):
         call(name, loss, W, X, has_aux=True)
 
 
@@ -151,15 +151,15 @@ def test_positions():
         weighted_grad(loss)()
     with pytest.raises(TypeError, match=r"3 positional arguments, expected .*, weights"):
         weighted_grad(lambda w, x, y: loss(w, x) - y)(W, X, jnp.ones(3))
-    with pytest.raises(TypeError, match=r"2 positional arguments, .* as a positional argument"):
+    with pytest.raises(TypeError, match=r"2 positional arguments, .* as the last positional"):
         weighted_grad(loss)(W, X, weights=jnp.ones(3))
-    with pytest.raises(ValueError, match=r"argnums is \(2,\), but there are 2 positional"):
+    with pytest.raises(ValueError, match=r"argnums is \(2,\), expected indices of the 2"):
         per_example_grads(loss, argnums=2)(W, X)
-    with pytest.raises(ValueError, match=r"batch_argnums is \(5,\), but there are 2"):
+    with pytest.raises(ValueError, match=r"batch_argnums is \(5,\), expected indices of the 2"):
         per_example_grads(loss, batch_argnums=5)(W, X)
     with pytest.raises(ValueError, match="argument 1 is in argnums and in batch_argnums"):
         per_example_grads(loss, argnums=1, batch_argnums=1)(W, X)
-    with pytest.raises(ValueError, match="argnums names an argument twice"):
+    with pytest.raises(ValueError, match="which names an argument twice"):
         per_example_grads(loss, argnums=(0, -2))(W, X)
 
 
@@ -170,7 +170,9 @@ def test_keys():
     for key in (jax.random.split(jax.random.key(0), 3), jnp.ones(2), 3):
         with pytest.raises(TypeError, match="expected one PRNG key"):
             per_example_grads(noisy)(W, X, key=key)
-    with pytest.raises(TypeError, match=r"norms: the loss takes a key.*key=jax\.random\.key"):
+    with pytest.raises(
+        TypeError, match=r"norms: got no key, but the loss takes .*key=jax\.random\.key"
+    ):
         per_example_norms(noisy)(W, X)
     with pytest.raises(TypeError, match="positional argument"):  # another fault than a key
         per_example_norms(noisy)(W, X, X, key=jax.random.key(0))

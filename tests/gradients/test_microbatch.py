@@ -71,7 +71,7 @@ def test_micro_vmap_is_vmap():
         (
             lambda: fnopt.microbatch(jnp.sum, 0, 2, "mean")(np.arange(4)),
             TypeError,
-            "a result is int32, expected floats for .mean.",
+            "a result is int32, expected a float dtype for .mean.",
         ),
     ],
 )

@@ -57,7 +57,7 @@ def test_errors():
         poisson_batch(key, 10, jnp.ones(2))
     with pytest.raises(ValueError, match="capacity is 11, expected at most the 10 examples"):
         poisson_batch(key, 10, 0.5, capacity=11)
-    with pytest.raises(ValueError, match="the rate is traced, expected capacity"):
+    with pytest.raises(ValueError, match="the rate is traced and capacity is None"):
         jax.jit(lambda q: poisson_batch(key, 10, q))(0.5)
     with pytest.raises(TypeError, match=r"size is 10\.0, expected an int"):
         poisson_batch(key, 10.0, 0.5)

@@ -99,9 +99,9 @@ def test_several_recorders_are_told_apart():
     state, _ = run(tx, 2)
     norms = [health_history(tx, state, PARAMS, name=n).values["norm"] for n in ("before", "after")]
     np.testing.assert_allclose(norms[1], 0.5 * norms[0])
-    with pytest.raises(ValueError, match=r"several recorders; .* there are \['before', 'after'\]"):
+    with pytest.raises(ValueError, match=r"several recorders, .*one of \['before', 'after'\]"):
         health_history(tx, state, PARAMS)
-    with pytest.raises(ValueError, match=r"no recorder 'x'; .*\['before', 'after'\]"):
+    with pytest.raises(ValueError, match=r"no recorder 'x', .*\['before', 'after'\]"):
         health_history(tx, state, PARAMS, name="x")
 
 
@@ -152,13 +152,15 @@ def test_wrong_use():
     tx = record_health()
     with pytest.raises(ValueError, match="record_health: the ratio needs the params"):
         tx.update(PARAMS, tx.init(PARAMS))
-    with pytest.raises(ValueError, match="have 1 groups, the state was made for 2"):
+    with pytest.raises(ValueError, match="have 1 groups, expected 2 as in the state"):
         tx.update({"a": jnp.ones(2)}, tx.init(PARAMS), {"a": jnp.ones(2)})
-    with pytest.raises(ValueError, match=r"knows 2 groups, these params have 1: .* with None"):
+    with pytest.raises(ValueError, match=r"params have 1 groups, expected 2 .* with None"):
         health_history(tx, tx.init(PARAMS), {"a": PARAMS["a"]})
-    with pytest.raises(ValueError, match="there is no record_health in"):
+    with pytest.raises(ValueError, match="expected a record_health in the chain"):
         health_history(fnopt.sgd(0.1), fnopt.sgd(0.1).init(PARAMS), PARAMS)
-    with pytest.raises(ValueError, match=r"record_health: groups: \['c'\] match no leaf"):
+    with pytest.raises(
+        ValueError, match=r"record_health: groups has the patterns \['c'\], which match no leaf"
+    ):
         record_health(groups=["c"]).init(PARAMS)
 
 
@@ -182,7 +184,9 @@ def test_history_of_a_log(tmp_path):
     history = history_of(read_json_lines(tmp_path / "log.jsonl"), prefix="grads")
     np.testing.assert_array_equal(history.values["max"][:, 0], [1, np.nan, 1])
     np.testing.assert_array_equal(history.values["histogram"].sum(axis=2)[:, 0], [2, 0, 2])
-    with pytest.raises(ValueError, match=r"none of 1 records has an entry such as 'norm/\.\.\.'"):
+    with pytest.raises(
+        ValueError, match=r"got 1 records .*, expected entries such as 'norm/\.\.\.'"
+    ):
         history_of([{"step": 0, "loss": 1.0}])
 
 
@@ -235,7 +239,7 @@ def test_emit_outside_jit():
 def test_emit_refuses_what_it_cannot_send():
     with pytest.raises(TypeError, match="metrics is a dict, expected a function without arguments"):
         emit(print, 0, {"loss": 1.0})
-    with pytest.raises(TypeError, match=r"step is float32\[\], expected a whole number"):
+    with pytest.raises(TypeError, match=r"step is float32\[\], expected an integer scalar"):
         emit(print, 0.5, dict)
     with pytest.raises(ValueError, match="emit: every is 0, expected at least 1"):
         emit(print, 0, dict, every=0)

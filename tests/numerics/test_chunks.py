@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnopt.gradients._loss import BoundLoss
-from fnopt.gradients._strategy import choose
+from fnopt.gradients._strategy import choose_strategy
 from fnopt.numerics._batching import scan_chunks
 
 
@@ -46,8 +46,8 @@ def test_a_chunk_that_is_chosen_fits_its_budget(size, width):
     params = jax.ShapeDtypeStruct((width,), jnp.float32)
     bound = BoundLoss(lambda params, example: (jnp.zeros(()), None), params, (), size, params)
     budget = (4 if jax.default_backend() == "cpu" else 512) * 2**20
-    chunk = choose("chunked", None, bound).chunk_size
+    chunk = choose_strategy("chunked", None, bound).chunk_size
     assert 1 <= chunk <= size
     assert chunk == 1 or chunk * width * 4 <= budget
-    assert choose("vmap", None, bound).chunk_size is None
-    assert choose("chunked", 3, bound).chunk_size == 3
+    assert choose_strategy("vmap", None, bound).chunk_size is None
+    assert choose_strategy("chunked", 3, bound).chunk_size == 3

@@ -135,7 +135,9 @@ def test_the_rms_of_what_has_no_square_in_float32():
 
 
 def test_several_functions_need_names():
-    with pytest.raises(TypeError, match=r"capture: reduce has a function without a name.*'mine'"):
+    with pytest.raises(
+        TypeError, match=r"capture: reduce is a sequence with a function without a name.*'mine'"
+    ):
         capture(recurrent, "last", reduce=("rms", jnp.sum))
 
 

@@ -151,7 +151,9 @@ def test_values_named_for_rematerialisation_are_found():
 
 
 def test_names_are_checked():
-    with pytest.raises(TypeError, match=r"the name is a ArrayImpl, expected a string: tap\('hid"):
+    with pytest.raises(
+        TypeError, match=r"the name is a ArrayImpl, expected a string. Write tap\('hid"
+    ):
         tap(jnp.ones(1), "hidden")
     for name in ("", "a*", "a#1", "scope:a", "a?", "a[0]"):
         with pytest.raises(ValueError, match="tap: the name is"):

@@ -1,4 +1,4 @@
-"""Norms and weighted sums of per-example gradients, without forming the gradients."""
+"""Norms and weighted sums of per-example gradients that aren't formed in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions with a kernel, as one matrix product per offset in the window."""
+"""Rule for convolutions: one matrix product per offset in the window."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from fnopt.gradients.ghost._sites import Site
 def layout(site: Site) -> FactorLayout:
     """Layout: `T` is the group axis, `D` the window and input channels, `K` the output channels."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
-    out, own, *window = numbers.rhs_spec
+    output_axis, input_axis, *window = numbers.rhs_spec
     shape = site.weight.aval.shape
-    split = (groups, *(shape[d] for d in window), shape[own], shape[out] // groups)
-    place: dict[int, tuple[int, ...]] = {out: (0, len(split) - 1), own: (len(split) - 2,)}
-    place |= {d: (1 + i,) for i, d in enumerate(window)}
-    perm = tuple(i for d in range(len(shape)) for i in place[d])
+    split = (groups, *(shape[d] for d in window), shape[input_axis], shape[output_axis] // groups)
+    # The output axis of the kernel has the group as its major and the channel as its minor part.
+    position: dict[int, tuple[int, ...]] = {
+        output_axis: (0, len(split) - 1),
+        input_axis: (len(split) - 2,),
+    }
+    position |= {d: (1 + i,) for i, d in enumerate(window)}
+    perm = tuple(i for d in range(len(shape)) for i in position[d])
     return FactorLayout(site.weight, split, (1, len(window) + 1, 1), perm, shape)
 
 
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
-    """Rows of the input for each offset of the window, and rows of the cotangent."""
+    """Factors of one example: a block of input rows per window offset, and cotangent rows."""
     groups = site.eqn.params["feature_group_count"]
     blocks = tuple(_rows(patch, groups) for patch in _window_offsets(site, x))
     return Pair(Dense(blocks), outputs(site, g))
@@ -39,7 +43,7 @@ def outputs(site: Site, g: Any) -> Dense:
 
 
 def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
-    """For each offset in the window, the input entries for all output positions; `[N, C, ...]`."""
+    """Yield the input entries at all output positions, `[N, C, ...]`, for each window offset."""
     p = site.eqn.params
     numbers = p["dimension_numbers"]
     x = x.transpose(numbers.lhs_spec)
@@ -50,8 +54,8 @@ def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
     window = [site.weight.aval.shape[d] for d in numbers.rhs_spec[2:]]
     extent = [site.eqn.outvars[0].aval.shape[d] for d in numbers.out_spec[2:]]
     for offset in itertools.product(*map(range, window)):
-        # One strided slice per offset; an array of all patches would multiply the memory by the
-        # window size.
+        # One strided slice per offset, because an array of all patches would multiply the memory by
+        # the window size.
         start = [o * d for o, d in zip(offset, p["rhs_dilation"], strict=True)]
         steps = zip(start, extent, p["window_strides"], strict=True)
         stop = [s + (n - 1) * stride + 1 for s, n, stride in steps]
@@ -62,6 +66,6 @@ def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
 def _rows(x: Any, groups: int) -> Any:
     """Reshape `[N, C, ...]` to `[groups, positions, C / groups]`."""
     n, channels = x.shape[:2]
-    # Two reshapes, because JAX can't do this in one if examples are sharded over devices.
+    # Two reshapes, because JAX rejects a single reshape if the examples are sharded.
     x = x.reshape(n, channels, -1).reshape(n, groups, channels // groups, -1)
     return x.transpose(1, 0, 3, 2).reshape(groups, -1, channels // groups)

@@ -1,10 +1,12 @@
-r"""Moments of gradients, computed from differences of gradients as sums of outer products.
+r"""Mean and variance of gradients that are sums of outer products.
+
+The deviations are computed from differences of gradients, by the identity
 
 .. math:: \sum_r a_r c_r^\top - \sum_r b_r d_r^\top
           = \sum_r (a_r - b_r) c_r^\top + \sum_r b_r (c_r - d_r)^\top
 
-The factors of the second form are small if the gradients are close. In float32, cancellation in the
-inner products of the first form would destroy a standard deviation of a thousandth of the mean.
+If the gradients are close, every term on the right is small. In float32, cancellation in the inner
+products of the left side would destroy a standard deviation of a thousandth of the mean.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.gradients._sums import number, only_where, squared_deviations
+from fnopt.gradients._sums import selected_count, squared_deviations, zero_excluded
 from fnopt.gradients.ghost import _tape
 from fnopt.gradients.ghost._factors import (
     Dense,
     OneHot,
     Pair,
-    length_squared,
     outer,
+    squared_norm,
     sum_of,
 )
 from fnopt.gradients.ghost._plan import Group
@@ -34,12 +36,12 @@ from fnopt.sharding import replicate
 
 
 class GroupMoments(NamedTuple):
-    """The first two moments of the gradients of a group of leaves.
+    """Mean and squared deviations of the gradients of a group of leaves.
 
     Attributes:
         mean: The mean of the selected gradients, keyed by param.
-        deviations: For each param, the sum of the squared distances from the mean. For a group
-            without formed params, the entry of the first param is the sum over the group.
+        deviations: The sums of squared distances from the mean, keyed by param. If gradients aren't
+            formed per param, the only entry is the sum over the group, keyed by the first param.
     """
 
     mean: Mapping[int, jax.Array]
@@ -50,31 +52,35 @@ def moments(
     group: Group,
     formed: _tape.Formed,
     tape: Tape,
-    counts: jax.Array,
+    mask: jax.Array,
     params: Mapping[int, Any],
 ) -> GroupMoments:
     """Mean of the selected gradients, and the sum of squared deviations."""
     if isinstance(formed, dict):
-        found = {i: squared_deviations(x, counts) for i, x in formed.items()}
+        pairs = {i: squared_deviations(x, mask) for i, x in formed.items()}
         return GroupMoments(
-            {i: mean for i, (mean, _) in found.items()},
-            {i: deviations for i, (_, deviations) in found.items()},
+            {i: mean for i, (mean, _) in pairs.items()},
+            {i: deviations for i, (_, deviations) in pairs.items()},
         )
     if group.layout is None or group.form == "none":
         return GroupMoments({}, {})
     mean, deviations = (
-        _moments(group, tape, counts) if formed is None else squared_deviations(formed, counts)
+        _moments(group, tape, mask) if formed is None else squared_deviations(formed, mask)
     )
     by_param = pull_back(group.layout.weight, group.layout.array(mean), params)
     return GroupMoments(by_param, {group.leaves[0]: deviations})
 
 
-def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean `[T, D, K]` and squared deviations, by one matrix product over the examples."""
+def _moments(group: Group, tape: Tape, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean `[T, D, K]` and sum of squared deviations of gradients that aren't formed.
+
+    With the differences `x_i` from the first selected gradient and their mean `m`, the sum of
+    squared deviations is `sum |x_i|^2 - n |m|^2`.
+    """
     assert group.layout is not None
     _, d, k = group.layout.sizes
     data = [_tape.data_of(site, tape) for site in group.sites]
-    first = jnp.argmax(replicate(counts))
+    first = jnp.argmax(replicate(mask))
     origin = _tape.pairs_of(group, jax.tree.map(lambda x: replicate(x, 0)[first], data))
 
     def differences_from_first(
@@ -82,21 +88,21 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
     ) -> tuple[jax.Array, list[Difference]]:
         pairs = _tape.pairs_of(group, data)
         differences = [difference(p, q) for p, q in zip(pairs, origin, strict=True)]
-        return length_squared([part for d in differences for part in d.parts]), differences
+        return squared_norm([part for d in differences for part in d.parts]), differences
 
     squares, differences = jax.vmap(differences_from_first)(data)
     pairs = zip(differences, origin, strict=True)
-    gap = sum_of(_total(change, pair.left, counts, (d, k)) for change, pair in pairs)
-    gap = gap / number(counts, gap.dtype)
-    near = jnp.sum(only_where(counts > 0, squares))
-    # Rounding may make this negative if all gradients are equal.
-    deviations = near - sum_of_squares(gap) * number(counts, squares.dtype)
-    deviations = jnp.maximum(deviations, jnp.zeros_like(near))
-    mean = sum_of(outer(p, (d, k), HIGHEST) for p in origin).astype(gap.dtype) + gap
-    # For finite gradients NaN is the difference of two infinite squares, so the sum is infinite. It
-    # stays NaN for gradients that may be all the same.
-    lost = jnp.isnan(deviations) & jnp.all(jnp.isfinite(mean)) & jnp.any(gap != 0)
-    return mean, jnp.where(lost, jnp.full_like(deviations, jnp.inf), deviations)
+    shift = sum_of(_sum_differences(change, pair.left, mask, (d, k)) for change, pair in pairs)
+    shift = shift / selected_count(mask, shift.dtype)
+    total = jnp.sum(zero_excluded(mask > 0, squares))
+    deviations = total - sum_of_squares(shift) * selected_count(mask, squares.dtype)
+    # Rounding may make the difference negative if all gradients are almost equal.
+    deviations = jnp.maximum(deviations, jnp.zeros_like(total))
+    mean = sum_of(outer(p, (d, k), HIGHEST) for p in origin).astype(shift.dtype) + shift
+    # If the gradients are finite, NaN means inf - inf: the squares overflow, and so does their
+    # difference. With a shift of zero, the gradients may be equal, so the result stays NaN.
+    overflows = jnp.isnan(deviations) & jnp.all(jnp.isfinite(mean)) & jnp.any(shift != 0)
+    return mean, jnp.where(overflows, jnp.full_like(deviations, jnp.inf), deviations)
 
 
 class Difference(NamedTuple):
@@ -104,7 +110,7 @@ class Difference(NamedTuple):
 
     Attributes:
         changed: The term with the difference of the left factors.
-        shifted: The term with the left factor of the subtracted gradient, if there is one.
+        shifted: The term with the difference of the right factors; `None` for lookups.
     """
 
     changed: Pair
@@ -112,19 +118,18 @@ class Difference(NamedTuple):
 
     @property
     def parts(self) -> list[Pair]:
-        """Nonzero terms of the difference."""
+        """Terms of the difference."""
         return [self.changed] if self.shifted is None else [self.changed, self.shifted]
 
 
 def difference(pair: Pair, reference: Pair) -> Difference:
-    """Compute the factors of the difference of two gradients."""
+    """Factors of the difference of two gradients."""
     assert isinstance(pair.right, Dense)
     assert isinstance(reference.right, Dense)
     if isinstance(pair.left, OneHot):
         assert isinstance(reference.left, OneHot)
         return Difference(_one_hot(pair.left, pair.right, reference.left, reference.right), None)
-    # a c^T - b d^T = (a - b) c^T + b (c - d)^T: both differences are accurate if the factors are
-    # close.
+    # a c^T - b d^T = (a - b) c^T + b (c - d)^T; see the module's docstring.
     wide, base = jax.tree.map(widen, pair), jax.tree.map(widen, reference)
     return Difference(
         Pair(jax.tree.map(operator.sub, wide.left, base.left), wide.right),
@@ -132,30 +137,34 @@ def difference(pair: Pair, reference: Pair) -> Difference:
     )
 
 
-def _total(change: Difference, left: Any, counts: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def _sum_differences(
+    change: Difference, left: Any, mask: jax.Array, shape: tuple[int, int]
+) -> jax.Array:
     """Sum of the differences of the selected examples, `[T, D, K]`.
 
     Args:
         change: The differences of all examples from one gradient.
         left: The left factor of the subtracted gradient.
-        counts: Mask of the selected examples.
+        mask: Mask of the selected examples.
         shape: `D` and `K`.
     """
 
     def zero_others(x: jax.Array) -> jax.Array:
-        return x if jnp.issubdtype(x.dtype, jnp.integer) else only_where(counts > 0, x)
+        return x if jnp.issubdtype(x.dtype, jnp.integer) else zero_excluded(mask > 0, x)
 
     changed = jax.tree.map(lambda x: _tape.examples_as_positions(zero_others(x)), change.changed)
     total = outer(changed, shape, HIGHEST)
     if change.shifted is None:
         return total
-    # All examples share this left factor, so the right factors are summed first.
+    # All examples share this left factor, so one outer product with the sum suffices.
     right = jax.tree.map(lambda x: jnp.sum(zero_others(x), axis=0), change.shifted.right)
     return total + outer(Pair(left, right), shape, HIGHEST)
 
 
 def _one_hot(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:
-    # If both one-hot rows have the same index, the difference is a single product.
+    """Factors of `a c^T - b d^T` for one-hot `a` and `b`."""
+    # If both lookups have the same index, the difference is the single product a (c - d)^T.
+    # Otherwise both products are orthogonal and don't cancel.
     same = (a.index == b.index)[..., None]
 
     def join_differences(c: jax.Array, d: jax.Array) -> jax.Array:

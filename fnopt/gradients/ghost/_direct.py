@@ -1,4 +1,4 @@
-"""Elementwise sites: biases, scales, and other sites whose derivative has the output's size."""
+"""Rule for elementwise sites, such as biases and scales: form the gradient of every example."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fnopt.sharding import reshard_like
 
 
 def tangent(
-    site: Site, weight: Any, change: Any, others: list[Any], around: tuple[int, ...]
+    site: Site, weight: Any, weight_tangent: Any, others: list[Any], shape: tuple[int, ...]
 ) -> jax.Array:
     """Tangent of a site's output along a tangent of its weight, for one example.
 
     Args:
         site: The site.
-        weight: The stacked value of its weight.
-        change: The tangent of the weight.
-        others: The other operands; those of the example have an axis for every scan, weights are
+        weight: The stacked value of the weight.
+        weight_tangent: The tangent of the weight.
+        others: The other operands. Values of the example have an axis for every scan; weights are
             stacked.
-        around: The shape of the output, which begins with the lengths of the scans.
+        shape: The shape of the output, which begins with the lengths of the scans.
     """
-    whole = _map_over_scans(site, around)
-    return jax.jvp(lambda w: whole(w, *others), (weight,), (change,))[1]
+    equation = _map_over_scans(site, shape)
+    return jax.jvp(lambda w: equation(w, *others), (weight,), (weight_tangent,))[1]
 
 
 def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Array:
@@ -34,19 +34,19 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
 
     Args:
         site: The site.
-        weight: The stacked value of its weight.
-        others: The other operands; those of the example have an axis for every scan, weights are
+        weight: The stacked value of the weight.
+        others: The other operands. Values of the example have an axis for every scan; weights are
             stacked.
         g: The cotangent of the output.
     """
-    whole = _map_over_scans(site, g.shape)
-    # The output itself is needed only where the equation is nonlinear; else XLA removes it.
-    out, transposed = jax.vjp(lambda w: whole(w, *others), weight)
+    equation = _map_over_scans(site, g.shape)
+    # XLA removes the forward pass if the equation is linear in the weight.
+    out, transposed = jax.vjp(lambda w: equation(w, *others), weight)
     return transposed(reshard_like(g, out))[0]
 
 
-def _map_over_scans(site: Site, around: tuple[int, ...]) -> Any:
-    """Map an equation over the iterations of the enclosing scans, as a function of its operands."""
+def _map_over_scans(site: Site, shape: tuple[int, ...]) -> Any:
+    """Function of the operands that maps the site's equation over the enclosing scans."""
     k = site.position
     axes = [site.axes if isinstance(o, int) else o.axes for o in site.others]
 
@@ -54,4 +54,4 @@ def _map_over_scans(site: Site, around: tuple[int, ...]) -> Any:
         (out,) = jaxprs.bind(site.eqn, [*others[:k], w, *others[k:]])
         return out
 
-    return map_over_scans(bind_equation, site.axes, [site.weight.axes, *axes], around)
+    return map_over_scans(bind_equation, site.axes, [site.weight.axes, *axes], shape)

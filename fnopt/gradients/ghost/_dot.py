@@ -1,4 +1,4 @@
-"""Products with a matrix: `x @ w`, einsum, attention, scores against an embedding."""
+"""Rule for `dot_general`: `x @ w`, einsum, attention, products with an embedding table."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fnopt.gradients.ghost._weights import Weight, without_transposes
 
 
 class _Axes(NamedTuple):
-    """Axes of the operands, in the order of the axes of the weight before its transposes.
+    """Axes of a `dot_general`, sorted by the weight's axes before transposes.
 
     Attributes:
-        base: The weight before its transposes.
-        weight: Its batched, contracted and free axes.
+        base: The weight before transposes.
+        weight: The batched, contracted and free axes of `base`.
         data: The batched and contracted axes of the other operand.
-        out: The batch axes of the output, and the output axes that are axes of the weight.
+        out: The batched axes of the output, and the output axes of the weight's free axes.
     """
 
     base: Weight
@@ -29,7 +29,11 @@ class _Axes(NamedTuple):
 
     @property
     def swapped(self) -> bool:
-        """Whether `D` has the free axes; `D` always has the weight's first axis."""
+        """Whether `D` has the free axes instead of the contracted axes.
+
+        `D` is the side with the first axis of the weight, so that `x @ w` and a product with the
+        transposed weight have the same layout.
+        """
         _, contracted, free = self.weight
         return bool(free) and (not contracted or free[0] < contracted[0])
 
@@ -43,21 +47,21 @@ def _axes(site: Site) -> _Axes:
     n_rows = data_ndim - n_batch - len(contract[k])
     first_free = n_batch + (n_rows if k == 1 else 0)
 
-    def in_order(mine: Any, *others: Any) -> list[tuple[int, ...]]:
-        order = np.argsort([perm[d] for d in mine]) if len(mine) else ()
-        lists = ([perm[d] for d in mine], *others)
+    def sort_axes(weight_axes: Any, *others: Any) -> list[tuple[int, ...]]:
+        order = np.argsort([perm[d] for d in weight_axes]) if len(weight_axes) else ()
+        lists = ([perm[d] for d in weight_axes], *others)
         return [tuple(int(x[i]) for i in order) for x in lists]
 
-    batched, data_batch, out_batch = in_order(batch[k], batch[1 - k], range(n_batch))
-    contracted, data_contract = in_order(contract[k], contract[1 - k])
-    own, out_own = in_order(free, range(first_free, first_free + len(free)))
+    batched, data_batch, out_batch = sort_axes(batch[k], batch[1 - k], range(n_batch))
+    contracted, data_contract = sort_axes(contract[k], contract[1 - k])
+    base_free, out_free = sort_axes(free, range(first_free, first_free + len(free)))
     return _Axes(
-        base, (batched, contracted, own), (data_batch, data_contract), (out_batch, out_own)
+        base, (batched, contracted, base_free), (data_batch, data_contract), (out_batch, out_free)
     )
 
 
 def layout(site: Site) -> FactorLayout:
-    """Layout: `T` has the batch axes of the weight, `D` its contracted and `K` its free axes."""
+    """Layout: `T` has the batched axes, `D` and `K` the contracted and free axes, or vice versa."""
     axes = _axes(site)
     batched, contracted, free = axes.weight
     parts = (batched, free, contracted) if axes.swapped else (batched, contracted, free)
@@ -73,12 +77,12 @@ def layout(site: Site) -> FactorLayout:
 
 
 def cotangent_first(site: Site) -> bool:
-    """Whether the cotangents are the left factor of the pair."""
+    """Whether the left factor of the pair is the cotangents."""
     return _axes(site).swapped
 
 
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
-    """Rows of the data and of the cotangent of one example, one per position."""
+    """Factors of one example: one row of the data and of the cotangent per position."""
     axes = _axes(site)
     inputs, cotangents = _rows(x, axes.data[0], axes.data[1]), outputs(site, g)
     return Pair(cotangents, inputs) if axes.swapped else Pair(inputs, cotangents)

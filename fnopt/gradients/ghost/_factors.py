@@ -1,7 +1,7 @@
-r"""Gradients of matrices as sums of outer products: factors, norms, inner products and layout.
+r"""Gradients of matrices as sums of outer products: norms, inner products and layout.
 
-For each of `T` matrices, the gradient of one example is a sum over the `R` positions at which the
-matrix is used:
+A weight consists of `T` matrices `[D, K]`. The gradient of one example with respect to each matrix
+is a sum over the `R` positions at which the matrix is used:
 
 .. math:: G_t = \sum_{r=1}^R a_{tr} c_{tr}^\top, \qquad
           \langle G, G' \rangle = \sum_{t,r,s} \langle a_{tr}, a'_{ts} \rangle
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.gradients._sums import unit_of
+from fnopt.gradients._sums import range_scale
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight
 from fnopt.numerics import HIGHEST, compute_dtype, real_dtype, safe_sqrt, sum_of_squares, widen
@@ -25,7 +25,7 @@ from fnopt.sharding import product_sharding
 
 
 class Dense(NamedTuple):
-    """Vectors `[T, R, d]`, cut into blocks along `d`.
+    """Vectors `[T, R, d]`, split into blocks along `d`.
 
     Attributes:
         blocks: The blocks, `[T, R, d_i]` each.
@@ -35,10 +35,10 @@ class Dense(NamedTuple):
 
 
 class OneHot(NamedTuple):
-    """Unit vectors.
+    """One-hot vectors.
 
     Attributes:
-        index: Index of the entry 1, `[T, R]`.
+        index: Index of the nonzero entry, `[T, R]`.
     """
 
     index: jax.Array
@@ -48,19 +48,19 @@ Factor = Dense | OneHot
 
 
 class Pair(NamedTuple):
-    """Sum of outer products: `left` contains the `a`, `right` the `c` of the formula."""
+    """Sum of outer products: `left` is `a`, and `right` is `c` in the module's formula."""
 
     left: Factor
     right: Factor
 
 
 def widen_float16(x: jax.Array) -> jax.Array:
-    """Cast float16 to float32, because its range is too small for sums of products."""
+    """Cast float16 to float32, because sums of products overflow in float16."""
     return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
 
 
 def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
-    """Batched matrix product that contracts the given axes, in float32 or wider."""
+    """Batched matrix product that contracts `axis` of both operands, in float32 or wider."""
     # bfloat16 factors aren't widened, because accelerators accumulate their products in float32.
     a, b = widen_float16(a), widen_float16(b)
     dtype = compute_dtype(a.dtype, b.dtype)
@@ -75,10 +75,10 @@ def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
 
 
 def gram(a: Factor, b: Factor) -> jax.Array:
-    """Inner products of all vectors of two arrays, `[T, R, R']`."""
+    """Inner products of all vectors of two factors, `[T, R, R']`."""
     match a, b:
         case OneHot(), OneHot():
-            # The inner product of two unit vectors is 1 if both looked up the same row, and else 0.
+            # One-hot vectors have the inner product 1 if their indices are equal, else 0.
             same = a.index[:, :, None] == b.index[:, None, :]
             return same.astype(jnp.float32)
         case OneHot(), Dense():
@@ -104,16 +104,16 @@ def rows(factor: Factor) -> int:
 
 
 def inner(p: Pair, q: Pair) -> jax.Array:
-    """Inner product of two gradients."""
+    """Inner product of two gradients, from the inner products of their factors."""
     left, right = gram(p.left, q.left), gram(p.right, q.right)
     dtype = compute_dtype(left.dtype, right.dtype)
     return jnp.sum(left.astype(dtype) * right.astype(dtype))
 
 
-def length_squared(pairs: Sequence[Pair]) -> jax.Array:
+def squared_norm(pairs: Sequence[Pair]) -> jax.Array:
     """Squared norm of a sum of gradients."""
-    # The norm of two outer products takes three inner products, without concatenating factors in
-    # memory.
+    # For up to two outer products, the three inner products below are cheaper than concatenating
+    # the factors in memory.
     if len(pairs) > 2 or any(rows(p.left) > 1 for p in pairs):
         pairs = merge_pairs(pairs)
     # |sum_i a_i c_i^T|^2 = sum_ij (a_i . a_j) (c_i . c_j): the gradients are never formed.
@@ -124,63 +124,64 @@ def length_squared(pairs: Sequence[Pair]) -> jax.Array:
     return total
 
 
-def length(pairs: Sequence[Pair]) -> jax.Array:
-    """Norm of a sum of gradients, after scaling their factors to at most 1."""
+def scaled_norm(pairs: Sequence[Pair]) -> jax.Array:
+    """Norm of a sum of gradients, whose factors are scaled to at most 1."""
     # Squared norms are of fourth order in the factors, so they overflow or underflow long before
     # the norm.
-    left, right = _common_unit([p.left for p in pairs]), _common_unit([p.right for p in pairs])
+    left, right = _common_scale([p.left for p in pairs]), _common_scale([p.right for p in pairs])
     scaled = [Pair(_divide(p.left, left), _divide(p.right, right)) for p in pairs]
-    norm = safe_sqrt(length_squared(scaled))
+    norm = safe_sqrt(squared_norm(scaled))
     return left.astype(norm.dtype) * right.astype(norm.dtype) * norm
 
 
 def scale_pair(pair: Pair, factor: jax.Array) -> Pair:
-    """Multiply a gradient by a number, after scaling the left factor to at most 1."""
-    unit = _common_unit([pair.left])
+    """Multiply a gradient by a number; the left factor is scaled to at most 1."""
+    scale = _common_scale([pair.left])
 
     def rescale(x: jax.Array) -> jax.Array:
         x = widen(x)
-        return x * unit.astype(x.dtype) * factor.astype(x.dtype)
+        return x * scale.astype(x.dtype) * factor.astype(x.dtype)
 
-    # Multiply a dense factor, because a one-hot factor has no entries.
+    # A one-hot factor can't be multiplied by a number, so the dense factor is.
     if isinstance(pair.right, OneHot):
-        turned = scale_pair(Pair(pair.right, pair.left), factor)
-        return Pair(turned.right, turned.left)
-    return Pair(_divide(pair.left, unit), Dense(tuple(map(rescale, pair.right.blocks))))
+        swapped = scale_pair(Pair(pair.right, pair.left), factor)
+        return Pair(swapped.right, swapped.left)
+    return Pair(_divide(pair.left, scale), Dense(tuple(map(rescale, pair.right.blocks))))
 
 
-def _common_unit(factors: Sequence[Factor]) -> jax.Array:
+def _common_scale(factors: Sequence[Factor]) -> jax.Array:
     blocks = [widen_float16(x) for f in factors if isinstance(f, Dense) for x in f.blocks]
     if not blocks:
         return jnp.ones((), jnp.float32)
     dtype = real_dtype(compute_dtype(*(x.dtype for x in blocks)))
-    return jnp.max(jnp.stack([unit_of(x).astype(dtype) for x in blocks]))
+    return jnp.max(jnp.stack([range_scale(x).astype(dtype) for x in blocks]))
 
 
-def _divide(factor: Factor, unit: jax.Array) -> Factor:
+def _divide(factor: Factor, scale: jax.Array) -> Factor:
     if isinstance(factor, OneHot):
         return factor
     blocks = [widen_float16(x) for x in factor.blocks]
-    return Dense(tuple(x / unit.astype(x.dtype) for x in blocks))
+    return Dense(tuple(x / scale.astype(x.dtype) for x in blocks))
 
 
 def inner_self(pair: Pair) -> jax.Array:
     """Squared norm of a gradient."""
     if rows(pair.left) > 1 or not isinstance(pair.right, Dense):
         return inner(pair, pair)
-    # With a single position, the norm of an outer product is the product of the norms.
-    return jnp.sum(_lengths(pair.left) * _lengths(pair.right))
+    # With a single position, |a c^T|^2 = |a|^2 |c|^2.
+    return jnp.sum(_squared_lengths(pair.left) * _squared_lengths(pair.right))
 
 
-def _lengths(factor: Factor) -> jax.Array:
+def _squared_lengths(factor: Factor) -> jax.Array:
+    """Squared norms of the vectors of a factor with one position, `[T]`."""
     if isinstance(factor, OneHot):
         return jnp.ones(factor.index.shape[:1], jnp.float32)
-    # Reshape to a matrix; otherwise XLA stores the squares (in another layout) before the sum.
+    # Without the reshape to a matrix, XLA stores the squares in memory before the sum.
     return sum_of(jax.vmap(sum_of_squares)(x.reshape(x.shape[0], -1)) for x in factor.blocks)
 
 
 def merge_pairs(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """Merge several uses of a matrix if all vectors are dense."""
+    """Concatenate the factors of several uses of a matrix, if all factors are dense."""
     dense = all(isinstance(f, Dense) for p in pairs for f in p)
     if len(pairs) == 1 or not dense or len({jax.tree.structure(p) for p in pairs}) > 1:
         return pairs
@@ -191,14 +192,14 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
     """Form the gradient, `[T, D, K]`.
 
     Args:
-        pair: Its factors.
+        pair: The factors of the gradient.
         shape: `D` and `K`.
         precision: The matrix-product precision of the site in the model.
     """
     match pair:
         case Pair(OneHot(index), Dense((block,))):
             wide = widen(block)
-            # A scatter, because the one-hot matrix would have a column for every row of the table.
+            # A scatter, because a product would need the one-hot matrix `[R, D]` in memory.
             zeros = jnp.zeros(shape, wide.dtype)
             return jax.vmap(lambda i, c: zeros.at[i].add(c))(index, wide)
         case Pair(Dense(left), Dense((right,))):
@@ -224,22 +225,22 @@ def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
     def pair_once(x: jax.Array, g: jax.Array) -> Pair:
         return rule.pair(site, x, g)
 
-    # One vmap for each scan around the site: its iterations are further rows of the factors.
+    # One vmap per enclosing scan; `_fold_scans` then merges the axes of the scans.
     for _ in site.axes:
         pair_once = jax.vmap(pair_once)
     return jax.tree.map(lambda a: _fold_scans(a, site), pair_once(x, g))
 
 
 def _fold_scans(a: jax.Array, site: Site) -> jax.Array:
-    """Reshape `[scans..., T, R, ...]` to `[slicing scans and T, other scans and R, ...]`."""
+    """Reshape `[scans..., T, R, ...]`: scans that slice the weight join `T`, others join `R`."""
     n = len(site.axes)
     slicing = [i for i, number in enumerate(site.axes) if number in site.weight.axes]
     sharing = [i for i in range(n) if i not in slicing]
     rest = range(n + 2, a.ndim)
     t = math.prod(a.shape[i] for i in (*slicing, n))
     r = math.prod(a.shape[i] for i in (*sharing, n + 1))
-    moved = a.transpose(*slicing, n, *sharing, n + 1, *rest)
-    return moved.reshape(t, r, *(a.shape[i] for i in rest))
+    transposed = a.transpose(*slicing, n, *sharing, n + 1, *rest)
+    return transposed.reshape(t, r, *(a.shape[i] for i in rest))
 
 
 def pair_shapes(
@@ -248,7 +249,7 @@ def pair_shapes(
     nodes: Mapping[int, tuple[Any, tuple[int, ...]]],
     lengths: Mapping[int, int],
 ) -> Pair:
-    """Shapes of a site's factors."""
+    """Shapes and dtypes of a site's factors, for one example."""
     (other,) = site.others
     assert isinstance(other, int)
 
@@ -260,13 +261,13 @@ def pair_shapes(
 
 
 class FactorLayout(NamedTuple):
-    """Positions of the entries of `[T, D, K]` in the stacked value of a weight.
+    """Map from matrices `[T, D, K]` to the stacked value of a weight.
 
     Attributes:
         weight: The weight.
-        split: The sizes of the axes of `T`, `D` and `K`, in this order.
-        counts: Number of axes of `T`, `D` and `K`.
-        perm: The order of these axes in the weight.
+        split: The sizes of the axes that form `T`, `D` and `K`, in this order.
+        counts: Number of axes that form `T`, `D` and `K`.
+        perm: The permutation of these axes to the order of the weight.
         shape: The shape of the weight's stacked value.
     """
 
@@ -285,8 +286,8 @@ class FactorLayout(NamedTuple):
     def sizes(self) -> tuple[int, int, int]:
         """`T`, `D` and `K`."""
         n, m, _ = self.counts
-        cuts = self.split[:n], self.split[n : n + m], self.split[n + m :]
-        t, d, k = map(math.prod, cuts)
+        parts = self.split[:n], self.split[n : n + m], self.split[n + m :]
+        t, d, k = map(math.prod, parts)
         return t, d, k
 
     def array(self, matrices: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Lookups of rows of a table: embeddings."""
+"""Rule for lookups of rows of a table, such as embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fnopt.gradients.ghost._weights import without_transposes
 
 
 def layout(site: Site) -> FactorLayout:
-    """Layout: `D` is the axis of the lookup, `K` has all other axes."""
+    """Layout: `D` is the axis of the lookup, `K` consists of all other axes."""
     base, perm = without_transposes(site.weight)
     order = [perm[0], *sorted(perm[1:])]
     shape = base.aval.shape
@@ -24,20 +24,20 @@ def layout(site: Site) -> FactorLayout:
 
 
 def pair(site: Site, indices: jax.Array, g: jax.Array) -> Pair:
-    """Factors of a lookup: a unit vector for the row, and the cotangent."""
+    """Factors of one example: one-hot row indices, and the rows of the cotangent."""
     _, perm = without_transposes(site.weight)
     numbers = site.eqn.params["dimension_numbers"]
     # If the axis of the lookup isn't collapsed, it is the first axis, with size 1.
     offsets = numbers.offset_dims[len(numbers.offset_dims) - len(perm) + 1 :]
-    kept = [offsets[i] for i in np.argsort(perm[1:])]
-    positions = [d for d in range(g.ndim) if d not in kept]
+    row_axes = [offsets[i] for i in np.argsort(perm[1:])]
+    positions = [d for d in range(g.ndim) if d not in row_axes]
     starts = numbers.start_index_map
     indices = indices.reshape(-1, len(starts))
     index = indices[:, starts.index(0)]
-    g = g.transpose(*positions, *kept).reshape(index.size, -1)
+    g = g.transpose(*positions, *row_axes).reshape(index.size, -1)
     shape, sizes = site.weight.aval.shape, site.eqn.params["slice_sizes"]
     if site.eqn.params["mode"] != GatherScatterMode.CLIP:
-        # The row that a plain table[index] reads beyond an end gets no gradient in JAX either.
+        # As in JAX, an out-of-bounds `table[index]` contributes no gradient.
         last = np.asarray([shape[d] - sizes[d] for d in starts], indices.dtype)
         inside = jnp.all((indices >= 0) & (indices <= last), axis=1)
         g = jnp.where(inside[:, None], g, jnp.zeros((), g.dtype))

@@ -1,4 +1,4 @@
-"""Factors of the blocks of a Gauss-Newton matrix, from the tape of a batch."""
+"""Kronecker factors of the blocks of a Gauss-Newton matrix, from the tape of a batch."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ Factors = tuple[jax.Array, ...]
 def block_factors(
     ghost: Ghost, blocks: Sequence[KroneckerBlock], tape: Tape, sharing: str
 ) -> tuple[Factors, ...]:
-    """Factors of every block: means over the examples, float32 or wider.
+    """Kronecker factors of every block: means over the examples, float32 or wider.
 
     Args:
         ghost: A traced function of one example that returns a vector of residuals. The Gauss-Newton
             matrix is the mean of `J^T J`.
-        blocks: The blocks of its params.
+        blocks: The blocks of the function's params.
         tape: The tape of the examples, from `record_tape`.
         sharing: `'expand'` or `'reduce'` (K-FAC), for weights that are used at many positions.
     """
     flat = _rows_gram.flat(tape)
     formed: dict[int, Any] = {}
-    found: list[Factors] = []
+    factors: list[Factors] = []
     for block in blocks:
         if block.layout is not None:
-            found.append(_kronecker(block, tape, sharing))
+            factors.append(_kronecker(block, tape, sharing))
         elif block.kind == "none":
-            found.append(())
+            factors.append(())
         else:
-            found.append(
+            factors.append(
                 _factors_of_rows(block, _formed_gradient(ghost, block, flat, formed), tape)
             )
-    return tuple(found)
+    return tuple(factors)
 
 
 def block_moments(
@@ -57,36 +57,38 @@ def block_moments(
     tape: Tape,
     bases: Sequence[Factors],
 ) -> tuple[Factors, ...]:
-    r"""Second moments of the gradients in given bases, :math:`E[(Q_A^\top M Q_G)^2]`.
+    r"""Second moments of the gradients `M` in two bases, :math:`E[(Q_A^\top M Q_G)^2]`.
 
     Args:
-        ghost: As for `block_factors`.
-        blocks: The blocks of its params.
+        ghost: A traced function as in `block_factors`.
+        blocks: The blocks of the function's params.
         tape: The tape of the examples.
-        bases: The two bases of every block with two sides; other entries are ignored.
+        bases: The bases `Q_A` and `Q_G` of every block with two sides; other entries are ignored.
 
     Returns:
-        For every block with two sides an array `[T, D, K]` (widths of the bases), else None.
+        For every block with two sides a tuple with one array `[T, D, K]`, where `D` and `K` are the
+        widths of the bases; for other blocks an empty tuple.
     """
     flat, n = _rows_gram.flat(tape), tape.outputs[0].shape[0]
     formed: dict[int, Any] = {}
-    found: list[Factors] = []
+    moments: list[Factors] = []
     for block, pair in zip(blocks, bases, strict=True):
         if len(block.sides) < 2:
-            found.append(())
+            moments.append(())
         elif block.layout is None:
             rows = _matrices(block, _formed_gradient(ghost, block, flat, formed))
-            turned = rotate_rows(jnp.swapaxes(rotate_rows(rows, pair[1]), 2, 3), pair[0])
-            found.append((jnp.sum(jnp.swapaxes(turned, 2, 3) ** 2, 1) / n,))
+            rotated = rotate_rows(jnp.swapaxes(rotate_rows(rows, pair[1]), 2, 3), pair[0])
+            moments.append((jnp.sum(jnp.swapaxes(rotated, 2, 3) ** 2, 1) / n,))
         else:
             sites = [_Rows(block, site, tape) for site in block.group.sites]
-            found.append((squares_of_sites(sites, pair) / n,))
-    return tuple(found)
+            moments.append((squares_of_sites(sites, pair) / n,))
+    return tuple(moments)
 
 
 def _formed_gradient(
     ghost: Ghost, block: KroneckerBlock, flat: Tape, formed: dict[int, Any]
 ) -> jax.Array:
+    """Formed rows of the first param of a block, `[n k, *param]`, cached in `formed`."""
     if block.leaves[0] not in formed:
         formed |= _tape.by_param(block.group, flat, dict(enumerate(ghost.params)))
     return formed[block.leaves[0]]
@@ -109,28 +111,40 @@ def _factors_of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Fact
         return (_moment(block.sides[0], rows) / n,)
     left, right = block.sides
     columns = _moment(left, reshape(jnp.swapaxes(rows, 2, 3), 1, -1, left.size)) / n
-    found = _moment(right, reshape(rows, 1, -1, right.size)) / n
-    whole = factor_traces(found)[:, None, None, None]
-    return columns, _safe_ratio(found, jnp.broadcast_to(whole, found.shape))
+    moment = _moment(right, reshape(rows, 1, -1, right.size)) / n
+    trace = factor_traces(moment)[:, None, None, None]
+    return columns, _safe_ratio(moment, jnp.broadcast_to(trace, moment.shape))
 
 
 def _kronecker(block: KroneckerBlock, tape: Tape, sharing: str) -> Factors:
     sites = [_Rows(block, site, tape) for site in block.group.sites]
-    if len({site.turned for site in sites}) > 1:
+    if len({site.swapped for site in sites}) > 1:
         # A weight and its transpose are both used, so their rows can't be concatenated.
         return _mix_factors([_order_sides(s, *_expand_positions([s])) for s in sites])
+    # One-hot inputs aren't formed, so they can't be averaged over positions.
     moments = _expand_positions if sharing == "expand" or sites[0].lookup else _reduce_positions
     return _order_sides(sites[0], *moments(sites))
 
 
 class _Rows:
-    """Inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]` of a site."""
+    """Inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]` of a site.
+
+    Attributes:
+        swapped: Whether the cotangents are the left factor.
+        sides: The sides of the inputs and of the cotangents.
+        cotangents: The cotangents.
+        inputs: The inputs, with the homogeneous coordinate; `None` for a lookup.
+        index: The row indices of one-hot inputs, `[n, T, R]`.
+        lookup: Whether the inputs are one-hot and aren't formed.
+        n: Number of examples.
+        positions: `R`.
+    """
 
     def __init__(self, block: KroneckerBlock, site: Site, tape: Tape) -> None:
-        self.turned = cotangents_left(site)
+        self.swapped = cotangents_left(site)
         inputs, cotangents = _factors(site, tape)
         left, right = block.sides
-        self.sides = (right, left) if self.turned else (left, right)
+        self.sides = (right, left) if self.swapped else (left, right)
         assert not isinstance(cotangents, OneHot)
         self.cotangents = widen(jnp.concatenate(cotangents.blocks, -1))
         self.n, _, _, self.positions, _ = self.cotangents.shape
@@ -152,32 +166,33 @@ class _Rows:
         """Second moment of the inputs, summed over examples and positions."""
         if self.inputs is not None:
             return _moment(self.sides[0], _merge_rows(self.inputs))
-        # Unit vectors have a diagonal second moment: the number of lookups of each row.
+        # One-hot inputs have a diagonal second moment: the number of lookups of each row.
         matrices = jnp.arange(self.index.shape[1])[None, :, None]
         zeros = jnp.zeros((self.index.shape[1], self.sides[0].size), self.cotangents.dtype)
         return zeros.at[matrices, replicate(self.index, 0)].add(1)
 
 
 def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
+    """Inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]` of a site as factors."""
     rule, (x, g) = RULES[site.kind], _tape.data_of(site, tape)
 
     pair = functools.partial(site_pair, rule, site)
 
-    # The inputs are the same for all residuals of an example, so they have no residual axis.
-    once = jax.vmap(pair)(x, g[:, 0])
-    each = jax.vmap(jax.vmap(pair, (None, 0)))(x, g)
-    return (once.right, each.left) if cotangents_left(site) else (once.left, each.right)
+    # All residuals of an example share the inputs, so inputs come from the first residual only.
+    first = jax.vmap(pair)(x, g[:, 0])
+    pairs = jax.vmap(jax.vmap(pair, (None, 0)))(x, g)
+    return (first.right, pairs.left) if cotangents_left(site) else (first.left, pairs.right)
 
 
 def _expand_positions(sites: Sequence[_Rows]) -> Factors:
-    """Factors of K-FAC-expand, which treats every position as an example."""
+    """Factors of K-FAC-expand (Eschenhagen et al., 2023): every position is an example."""
     n, positions = sites[0].n, sum(s.positions for s in sites)
     inputs = sum_of(s.input_moment() for s in sites) / (n * positions)
     return inputs, sum_of(_moment(s.sides[1], _merge_rows(s.cotangents)) for s in sites) / n
 
 
 def _reduce_positions(sites: Sequence[_Rows]) -> Factors:
-    """Factors of K-FAC-reduce: mean of inputs and sum of cotangents over positions."""
+    """Factors of K-FAC-reduce (Eschenhagen et al., 2023): mean inputs and summed cotangents."""
     n, positions = sites[0].n, sum(s.positions for s in sites)
     summed = [jnp.sum(s.inputs, 2, keepdims=True) for s in sites if s.inputs is not None]
     inputs = sum_of(summed) / positions
@@ -187,17 +202,18 @@ def _reduce_positions(sites: Sequence[_Rows]) -> Factors:
 
 
 def _order_sides(site: _Rows, inputs: jax.Array, cotangents: jax.Array) -> Factors:
-    return (cotangents, inputs) if site.turned else (inputs, cotangents)
+    return (cotangents, inputs) if site.swapped else (inputs, cotangents)
 
 
 def _mix_factors(pairs: Sequence[Factors]) -> Factors:
-    r"""Approximate a sum of Kronecker products with different scales by one Kronecker product.
+    r"""Approximate a sum of Kronecker products by one Kronecker product.
 
     .. math:: \sum_s w_s \hat A_s \otimes \hat G_s \approx
               \Big(\sum_s w_s \hat A_s\Big) \otimes \Big(\sum_s w_s \hat G_s\Big) / \sum_s w_s
 
-    with factors of trace 1. The approximation preserves the trace. It is exact if all terms have
-    the same left factor or the same right factor.
+    The factors :math:`\hat A_s` and :math:`\hat G_s` are scaled to trace 1. The approximation
+    preserves the trace. It is exact if all terms have the same left factor or the same right
+    factor.
     """
     traces = [(factor_traces(left), factor_traces(right)) for left, right in pairs]
     weights = [left * right for left, right in traces]
@@ -229,13 +245,13 @@ def _merge_rows(x: jax.Array) -> jax.Array:
 
 
 def _moment(side: Side, rows: jax.Array) -> jax.Array:
-    """Sum of `x x^T` over rows `[T, N, d]`, or its diagonal blocks."""
+    """Sum of `x x^T` over rows `[T, N, d]`, restricted to the diagonal blocks of a side."""
     t, n, d = rows.shape
     if not side.count:
         return jnp.sum(rows * rows, 1)
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, side.count * side.width - d)))
     rows = rows.reshape(t, n, side.count, side.width)
     options: dict[str, Any] = {"precision": HIGHEST}
-    if is_sharded(rows):  # Examples are sharded, so the products are summed over devices.
+    if is_sharded(rows):  # The sum over sharded examples is replicated.
         options["out_sharding"] = NamedSharding(jax.typeof(rows).sharding.mesh, PartitionSpec())
     return jnp.einsum("tnbi,tnbj->tbij", rows, rows, **options)

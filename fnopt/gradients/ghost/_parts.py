@@ -1,4 +1,4 @@
-"""Weights that are selections or permutations of elements of parameters."""
+"""Weights whose elements are selected or permuted elements of the params."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fnopt.programs import jaxprs
 
 
 def entry_shapes(weight: Weight) -> dict[int, tuple[int, ...]]:
-    """Shapes of the params of a weight by index, in the order of concatenation.
+    """Shapes of a weight's params, keyed by index, in the order of concatenation.
 
-    The shape of a scanned param is the shape of one slice.
+    For a param that a scan slices, the shape is the shape of one slice.
     """
     if isinstance(weight, Leaf) or _is_entry(weight):
         (number,) = weight.leaves
@@ -23,26 +23,27 @@ def entry_shapes(weight: Weight) -> dict[int, tuple[int, ...]]:
 
 
 def replace_params(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None:
-    """Compute the weight (within scans, a slice of it) from other values of the params.
+    """Compute a weight (inside scans, one slice) from other values of the params.
 
     Args:
         weight: The weight.
-        params: Params by index, with the shapes of `entry_shapes`.
+        params: Arrays with the shapes of `entry_shapes`, keyed by index.
 
     Returns:
-        A view if possible; `None` if the weight isn't a selection of elements.
+        The weight, a view of the params if possible; `None` if the weight isn't a selection of
+        elements.
     """
     if isinstance(weight, Leaf) or _is_entry(weight):
         (number,) = weight.leaves
         return params[number]
     if not isinstance(weight, ComputedWeight):
         return None
-    inputs = [replace_params(w, params) for w in weight.inputs]
-    known = [x for x in inputs if x is not None]
-    return _apply_move(weight, known) if known and len(known) == len(inputs) else None
+    inputs = [x for w in weight.inputs if (x := replace_params(w, params)) is not None]
+    return _apply_move(weight, inputs) if inputs and len(inputs) == len(weight.inputs) else None
 
 
 def _apply_move(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Evaluate an equation in NumPy, which returns views; `None` for other operations."""
     name, shape, params, x = weight.name, weight.aval.shape, weight.eqn.params, inputs[0]
     if name == "concatenate":
         return np.concatenate(inputs, params["dimension"])
@@ -51,9 +52,9 @@ def _apply_move(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndar
     if len(inputs) > 1 or (name == "reshape" and params.get("dimensions") is not None):
         return None
     if name == "broadcast_in_dim":
-        own = np.ones(len(shape), int)
-        own[list(params["broadcast_dimensions"])] = x.shape
-        return np.broadcast_to(x.reshape(own), shape)
+        input_shape = np.ones(len(shape), int)
+        input_shape[list(params["broadcast_dimensions"])] = x.shape
+        return np.broadcast_to(x.reshape(input_shape), shape)
     if name == "transpose":
         return x.transpose(params["permutation"])
     if name == "split":
@@ -62,14 +63,14 @@ def _apply_move(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndar
     if name == "slice":
         steps = params["strides"] or (1,) * x.ndim
         ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
-        return x[tuple(slice(*cut) for cut in ends)]
-    # These operations keep the order of the elements, so that a reshape to the result is the same.
-    kept = {"convert_element_type", "copy", "copy_p", "expand_dims", "reshape", "squeeze"}
-    return x.reshape(shape) if name in kept or jaxprs.names_value(weight.eqn) else None
+        return x[tuple(slice(*limits) for limits in ends)]
+    # These operations don't change the order of the elements, so they equal a reshape.
+    reshapes = {"convert_element_type", "copy", "copy_p", "expand_dims", "reshape", "squeeze"}
+    return x.reshape(shape) if name in reshapes or jaxprs.names_value(weight.eqn) else None
 
 
 def _is_entry(weight: Weight) -> bool:
-    """Whether a weight is a param that scans slice."""
+    """Whether a weight is a slice of a param by one or several scans."""
     sliced = isinstance(weight, Slice)
     while isinstance(weight, Slice):
         (weight,) = weight.inputs
@@ -77,32 +78,33 @@ def _is_entry(weight: Weight) -> bool:
 
 
 def are_apart(weights: Sequence[Weight]) -> bool:
-    """Whether weights provably share no element.
+    """Whether it is provable that weights share no element of the params.
 
     Args:
-        weights: The weights, each with distinct elements.
+        weights: The weights. The elements of each weight must be distinct.
     """
     shapes: dict[int, tuple[int, ...]] = {}
     for w in weights:
         if any(shapes.setdefault(i, s) != s for i, s in entry_shapes(w).items()):
             return False
-    # This memory is neither read nor written, so it costs nothing; it serves to compare views.
+    # NumPy views of placeholder arrays show which elements a weight selects. The arrays are never
+    # read or written, so that the operating system allocates no memory for them.
     memory = {i: np.empty(shape, np.int8) for i, shape in shapes.items()}
-    found = [_views(w, memory) for w in weights]
-    known = [views for views in found if views is not None]
-    pairs = itertools.combinations(known, 2)
-    return len(known) == len(found) and not any(
+    weight_views = [views for w in weights if (views := _views(w, memory)) is not None]
+    pairs = itertools.combinations(weight_views, 2)
+    return len(weight_views) == len(weights) and not any(
         np.shares_memory(x, y) for views, other_views in pairs for x in views for y in other_views
     )
 
 
 def _views(weight: Weight, memory: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
+    """Views of the params that cover the elements of a weight; `None` if this isn't possible."""
+    # An equation that only reorders all elements of its inputs covers the same elements.
     if isinstance(weight, ComputedWeight) and weight.aval.size == sum(
         w.aval.size for w in weight.inputs
     ):
-        parts = [_views(w, memory) for w in weight.inputs]  # the whole array, in another order
-        known = [views for views in parts if views is not None]
-        return [x for views in known for x in views] if len(known) == len(parts) else None
+        views = [x for w in weight.inputs if (x := _views(w, memory)) is not None]
+        return [x for xs in views for x in xs] if len(views) == len(weight.inputs) else None
     view = replace_params(weight, memory)
     if view is None or not any(np.shares_memory(view, x) for x in memory.values()):
         return None  # a copy shares no memory with a param

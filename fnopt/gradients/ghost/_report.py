@@ -17,12 +17,12 @@ class ParamRule(NamedTuple):
 
     Attributes:
         name: The path of the param.
-        shape: Its shape.
-        rule: The treatment of the gradient. `'gram'`: the gradient isn't formed; its norm is
-            computed from inner products of activations and of cotangents. `'matrix'`, `'params'`:
-            the gradient is formed from activations and cotangents, because this is cheap. `'vmap'`:
-            no rule applies, so `jax.vmap(jax.grad)` forms the gradient of this param. `'none'`: the
-            loss doesn't use the param.
+        shape: The shape of the param.
+        rule: `'gram'` computes the norm from inner products of activations and of cotangents,
+            without forming the gradient. `'matrix'` and `'params'` form the gradient from
+            activations and cotangents, because this is cheap. `'vmap'` forms the gradient by
+            `jax.vmap(jax.grad)`, because no rule applies. `'none'` means that the loss doesn't use
+            the param.
         enters: The operations that use the param, such as `('gather', 'dot_general')`.
         why: The reason for the rule.
     """
@@ -35,11 +35,11 @@ class ParamRule(NamedTuple):
 
 
 class GhostReport(NamedTuple):
-    """Rule of `method='ghost'` for every parameter of a loss; `print` shows a table.
+    """Rules of `method='ghost'` for the parameters of a loss; `print` shows a table.
 
     Attributes:
-        params: One entry for each param.
-        coverage: Fraction of the params' entries whose gradients need no `'vmap'`.
+        params: The rule of every param.
+        coverage: Fraction of the params' entries with a rule other than `'vmap'`.
         bytes_per_example: Bytes stored for one example until its gradient is summed.
         gradient_bytes: Size of one example's gradient in bytes.
     """
@@ -68,9 +68,9 @@ def ghost_report(
     has_aux: bool = False,
     batch_argnums: int | Sequence[int] | None = None,
 ) -> Callable[..., GhostReport]:
-    """Report how the per-example gradient norms of each parameter are computed, and why.
+    """Report how `method='ghost'` computes the gradient norms of each parameter, and why.
 
-    The report traces the loss once for one example, and executes nothing.
+    The function traces the loss for one example and executes nothing.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -109,8 +109,8 @@ def ghost_report(
             enters = tuple(s.eqn.primitive.name for s in group.sites if i in s.weight.leaves)
             rules.append(ParamRule(name, jnp.shape(leaf), group.form, enters, group.why))
         sizes = [p.size for p in plan.params]
-        known = sum(n for n, rule in zip(sizes, rules, strict=True) if rule.rule != "vmap")
-        coverage = known / sum(sizes) if sum(sizes) else 1.0
+        covered = sum(n for n, rule in zip(sizes, rules, strict=True) if rule.rule != "vmap")
+        coverage = covered / sum(sizes) if sum(sizes) else 1.0
         # Gradients are summed in float32 at least.
         gradient_bytes = sum(p.size * max(4, p.dtype.itemsize) for p in plan.params)
         return GhostReport(tuple(rules), coverage, plan.bytes, gradient_bytes)

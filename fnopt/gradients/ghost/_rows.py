@@ -1,11 +1,11 @@
-r"""The Jacobian of the residuals of a batch as a tape of factors.
+r"""Jacobian of the residuals of a batch, stored as a tape of factors.
 
-A row is the gradient of one residual of one example. All residuals of an example share the recorded
-activations of the forward pass. Each residual has separate cotangents. The products
+A row of the Jacobian is the gradient of one residual of one example. The residuals of an example
+share the recorded activations, and every residual has separate cotangents. The products
 
 .. math:: K = J J^\top, \qquad J^\top a, \qquad J v
 
-are computed from records and cotangents. Rows are formed only for params whose rows are small.
+are computed from activations and cotangents. Rows are formed only for params whose rows are small.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fnopt.sharding import pvary_like
 
 
 class GhostRows(NamedTuple):
-    """Rows of the Jacobian of `n` examples with `k` residuals each, as factors.
+    """Jacobian of the residuals of `n` examples with `k` residuals each, as factors.
 
     Attributes:
-        ghost: The traced residuals of one example, and the plan of every param.
+        ghost: The traced residual function of one example, and the plan of every param.
         tape: The factors of the rows; cotangents and gradients are `[n, k, ...]`.
-        formed: By group, the formed rows, `[n k, ...]`.
+        formed: For each group, the formed rows `[n k, ...]`, or `None`.
     """
 
     ghost: Ghost
@@ -49,31 +49,32 @@ class GhostRows(NamedTuple):
     def gram(self, other: GhostRows) -> jax.Array:
         r"""Inner products of all rows with the rows of another tape, `[n k, m l]`.
 
-        The other tape may belong to different residuals of the same params. If a param has the same
-        layout on both tapes, its product is computed from the tapes, else from formed rows.
+        The other tape may belong to other residuals of the same params. If a param has the same
+        layout on both tapes, its contribution is computed from the factors, else from formed rows.
         """
-        mine, theirs = self._parts(), other._parts()
+        other_parts = other._parts()
         n, m = (rows.residuals.size for rows in (self, other))
         total = jnp.zeros((n, m), self._dtype)
-        for group, part in mine:
-            common = [(g, p) for g, p in theirs if {*g.leaves} & {*group.leaves}]
+        for group, part in self._parts():
+            common = [(g, p) for g, p in other_parts if {*g.leaves} & {*group.leaves}]
             if len(common) == 1 and _rows_gram.have_same_layout(group, common[0][0]):
-                found = _rows_gram.inner_matrix((group, part), common[0])
-                total = total + found.astype(total.dtype)
+                products = _rows_gram.inner_matrix((group, part), common[0])
+                total = total + products.astype(total.dtype)
             elif common:
                 leaves = by_param(group, part, self.ghost.params)
                 parts = [by_param(g, p, other.ghost.params) for g, p in common]
-                found = _rows_gram.by_leaf(leaves, {i: x for p in parts for i, x in p.items()})
-                total = total + found.astype(total.dtype)
+                products = _rows_gram.by_leaf(leaves, {i: x for p in parts for i, x in p.items()})
+                total = total + products.astype(total.dtype)
         return total
 
     def pull(self, weights: jax.Array) -> Any:
-        r"""The product :math:`J^\top a`, a tree like the params, float32 or wider.
+        r"""Product :math:`J^\top a`, a tree like the params, float32 or wider.
 
         Args:
             weights: `a`, `[n, k]`.
         """
         numbered = dict(enumerate(self.ghost.params))
+        # The weighted sum of an example's cotangents, so that one outer product per site remains.
         tape = Tape(
             [],
             self.tape.records,
@@ -91,7 +92,7 @@ class GhostRows(NamedTuple):
         return self.ghost.like_params(sums)
 
     def push(self, direction: Any) -> jax.Array:
-        """The product `J v`, `[n, k]`, float32 or wider.
+        """Product `J v`, `[n, k]`, float32 or wider.
 
         Args:
             direction: `v`, a tree like the params.
@@ -100,10 +101,10 @@ class GhostRows(NamedTuple):
         total = jnp.zeros(self.residuals.shape, self._dtype)
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
             if isinstance(formed, dict):
-                found = [multiply_rows(x, leaves[i]) for i, x in formed.items()]
+                terms = [multiply_rows(x, leaves[i]) for i, x in formed.items()]
             else:
-                found = [_push_site(s, self.tape, self.ghost.params, leaves) for s in group.sites]
-            for x in found:
+                terms = [_push_site(s, self.tape, self.ghost.params, leaves) for s in group.sites]
+            for x in terms:
                 total = total + x.reshape(total.shape).astype(total.dtype)
         return total
 
@@ -117,10 +118,10 @@ class GhostRows(NamedTuple):
 
 
 def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
-    """Record the rows by one forward pass, and one backward pass per residual of an example.
+    """Record the Jacobian by one forward pass, and one backward pass per residual of an example.
 
     Args:
-        ghost: A traced function of one example that returns a vector.
+        ghost: A traced function of one example that returns a vector of residuals.
         batch: The examples.
     """
     tape = record_tape(ghost, batch)
@@ -132,10 +133,10 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
 
 
 def record_tape(ghost: Ghost, batch: Any) -> Tape:
-    """Run forward and backward passes of every example; keep layer inputs and cotangents.
+    """Record the sites' inputs and cotangents by a forward pass and a backward pass per residual.
 
-    The inputs have the shape `[n, ...]`; the residual cotangents and the gradients of formed leaves
-    have the shape `[n, k, ...]`.
+    The inputs have the shape `[n, ...]`. The cotangents, and the gradients of params without a
+    rule, have the shape `[n, k, ...]`.
     """
     plan, params = ghost.plan, ghost.params
     formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
@@ -148,7 +149,7 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
 
         taps = pvary_like(tap_zeros(plan), (params, example))
         r, pull, (outputs, records) = jax.vjp(residuals, taps, formed, has_aux=True)
-        # All residuals of an example at once: one backward pass over a batch of unit cotangents.
+        # One vmapped backward pass over unit vectors covers all residuals of an example.
         cotangents, grads = jax.vmap(pull)(pvary_like(jnp.eye(r.size, dtype=r.dtype), r))
         return Tape(outputs, records, cotangents, grads)
 
@@ -187,13 +188,13 @@ def _push_site(
 
     primals = {i: params[i] for i in numbers}
     tangents = {i: direction[i].astype(params[i].dtype) for i in numbers}
-    weight, change = jax.jvp(
-        lambda own: evaluate(site.weight, numbered | own), (primals,), (tangents,)
+    weight, weight_tangent = jax.jvp(
+        lambda params: evaluate(site.weight, numbered | params), (primals,), (tangents,)
     )
 
     def push_example(records: dict[int, Any], g: jax.Array) -> jax.Array:
         others = [records[o] if isinstance(o, int) else evaluate(o, numbered) for o in site.others]
-        moved = _direct.tangent(site, weight, change, others, g.shape[1:])
-        return multiply_rows(g, moved)
+        output_tangent = _direct.tangent(site, weight, weight_tangent, others, g.shape[1:])
+        return multiply_rows(g, output_tangent)
 
     return jax.vmap(push_example)(tape.records, tape.cotangents[site.tap])

@@ -1,4 +1,4 @@
-"""Inner products between the rows of two Jacobians, from their tapes."""
+"""Inner products between the rows of two Jacobians, from two tapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fnopt.sharding import reshape
 
 
 class RowsPart(NamedTuple):
-    """Rows of the Jacobian of a group of leaves, as factors or as formed arrays.
+    """Jacobian with respect to a group of leaves, as factors or as formed arrays.
 
     Attributes:
         formed: The formed rows, `[n k, ...]`, or None.
@@ -33,11 +33,12 @@ class RowsPart(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The rows of one site.
+    """Factors of the rows of one site.
 
     Attributes:
-        pair: Records `[n, T, R, d]`, and cotangents `[n, k, T, R, d]`.
-        axes: The residual axis of each side of the pair: `None` for records, 0 for cotangents.
+        pair: Records `[n, T, R, d]` and cotangents `[n, k, T, R, d]`, on either side.
+        axes: The residual axis of one example's left and right factor: `None` for records, 0 for
+            cotangents.
     """
 
     pair: Pair
@@ -45,7 +46,7 @@ class Factors(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Whether the site has one matrix that is used at one position, in one block."""
+        """Whether the site has one matrix, one position and one block per factor."""
         blocks = [f.blocks for f in self.pair if isinstance(f, Dense)]
         single = all(len(b) == 1 and b[0].shape[-3:-1] == (1, 1) for b in blocks)
         return len(blocks) == 2 and single
@@ -66,7 +67,7 @@ def have_same_layout(group: Group, other: Group) -> bool:
 
 
 def inner_matrix(rows: tuple[Group, RowsPart], other_rows: tuple[Group, RowsPart]) -> jax.Array:
-    """Compute the Gram block of two groups of rows with equal layout, `[n k, m l]`."""
+    """Inner products of the rows of two groups with equal layout, `[n k, m l]`."""
     (group, p), (_, q) = rows, other_rows
     if p.formed is not None and q.formed is not None:
         assert not isinstance(p.formed, dict)
@@ -74,45 +75,44 @@ def inner_matrix(rows: tuple[Group, RowsPart], other_rows: tuple[Group, RowsPart
         return inner_products(p.formed, q.formed)
     assert group.layout is not None
     _, d, k = group.layout.sizes
-    mine, theirs = _factors(*rows), _factors(*other_rows)
-    if len(mine) == len(theirs) == 1 and _are_dense([*mine, *theirs]):
-        positions = _dense_blocks(mine[0].pair).shape[-2] * _dense_blocks(theirs[0].pair).shape[-2]
+    left, right = _factors(*rows), _factors(*other_rows)
+    if len(left) == len(right) == 1 and _are_dense([*left, *right]):
+        # The cost of both forms as in `_gram.inner_matrix`.
+        positions = _dense_block(left[0].pair).shape[-2] * _dense_block(right[0].pair).shape[-2]
         if positions * (d + k) > d * k:
-            return _gram.by_slices(_flat_pair(mine[0]), _flat_pair(theirs[0]), d, k)
-        if mine[0].is_single and theirs[0].is_single and mine[0].axes == theirs[0].axes:
-            return _gram_of_examples(mine[0], theirs[0])
-    return _gram_of_positions(mine, theirs)
+            return _gram.by_slices(_flat_pair(left[0]), _flat_pair(right[0]), d, k)
+        if left[0].is_single and right[0].is_single and left[0].axes == right[0].axes:
+            return _gram_of_examples(left[0], right[0])
+    return _gram_of_positions(left, right)
 
 
 def _gram_of_examples(p: Factors, q: Factors) -> jax.Array:
-    """Inner products of rows with one position, by the elementwise product of two Gram matrices.
-
-    The product of cotangents is written like the inner product of biases, so that the compiler
-    eliminates the common subexpression.
-    """
+    """Inner products of rows with one position: the elementwise product of two Gram matrices."""
+    # The Gram matrix of the cotangents is computed like the inner products of a bias, so that XLA
+    # eliminates the common subexpression.
     total = None
     for x, y, axis in zip(p.pair, q.pair, p.axes, strict=True):
         assert isinstance(x, Dense)
         assert isinstance(y, Dense)
         leading = 1 if axis is None else 2
         a, b = (z.blocks[0].reshape(*z.blocks[0].shape[:leading], -1) for z in (x, y))
-        found = inner_products(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
+        gram = inner_products(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
         n, m = a.shape[0], b.shape[0]
         k, width = (1, 1) if axis is None else (a.shape[1], b.shape[1])
-        found = reshape(found, n, k, m, width)
-        total = found if total is None else total * found.astype(total.dtype)
+        gram = reshape(gram, n, k, m, width)
+        total = gram if total is None else total * gram.astype(total.dtype)
     assert total is not None
     n, k, m, width = total.shape
     return reshape(total, n * k, m * width)
 
 
 def by_leaf(leaves: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> jax.Array:
-    """Compute inner products of rows over the params that both groups share."""
+    """Inner products of formed rows over the params of both arguments."""
     return sum_of(inner_products(leaves[i], other[i]) for i in sorted({*leaves} & {*other}))
 
 
 def flat(tape: Tape) -> Tape:
-    """Flatten the tape, so that every residual is treated as an example."""
+    """Flatten a tape, so that every residual is treated as an example."""
     k = tape.outputs[0].shape[1]
     return Tape(
         [tape.outputs[0].reshape(-1)],
@@ -131,15 +131,16 @@ def _join_axes(x: jax.Array) -> jax.Array:
 
 
 def _factors(group: Group, part: RowsPart) -> list[Factors]:
-    found = [_site_factors(site, part.tape) for site in group.sites]
-    if len(found) == 1 or not _are_dense(found) or len({f.axes for f in found}) > 1:
-        return found
-    shapes = {jax.tree.structure(f.pair) for f in found}
-    if len(shapes) > 1:
-        return found
-    # Several uses of a matrix count as further positions.
-    joined = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-2), *(f.pair for f in found))
-    return [Factors(joined, found[0].axes)]
+    """Factors of the rows of a group, one entry per site, or one entry if they can be merged."""
+    factors = [_site_factors(site, part.tape) for site in group.sites]
+    if len(factors) == 1 or not _are_dense(factors) or len({f.axes for f in factors}) > 1:
+        return factors
+    structures = {jax.tree.structure(f.pair) for f in factors}
+    if len(structures) > 1:
+        return factors
+    # Several uses of a matrix are treated as further positions.
+    merged = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-2), *(f.pair for f in factors))
+    return [Factors(merged, factors[0].axes)]
 
 
 def _site_factors(site: Site, tape: Tape) -> Factors:
@@ -147,16 +148,16 @@ def _site_factors(site: Site, tape: Tape) -> Factors:
 
     # Only the cotangents have an axis of residuals; all residuals share the records.
     pair = functools.partial(site_pair, RULES[site.kind], site)
-    of_example = jax.vmap(pair, (None, 0), Pair(*axes))  # pyright: ignore[reportArgumentType]
-    return Factors(jax.vmap(of_example)(*_tape.data_of(site, tape)), axes)
+    example_pair = jax.vmap(pair, (None, 0), Pair(*axes))  # pyright: ignore[reportArgumentType]
+    return Factors(jax.vmap(example_pair)(*_tape.data_of(site, tape)), axes)
 
 
-def _are_dense(found: list[Factors]) -> bool:
-    return all(isinstance(factor, Dense) for f in found for factor in f.pair)
+def _are_dense(factors: list[Factors]) -> bool:
+    return all(isinstance(factor, Dense) for f in factors for factor in f.pair)
 
 
-def _dense_blocks(pair: Pair) -> jax.Array:
-    """Block of a dense factor, whose shape ends in `[T, R, d]`."""
+def _dense_block(pair: Pair) -> jax.Array:
+    """First block of a dense factor of the pair, whose shape ends in `[T, R, d]`."""
     return next(f for f in pair if isinstance(f, Dense)).blocks[0]
 
 
@@ -176,17 +177,17 @@ def _flat_pair(factors: Factors) -> Pair:
 def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
     """Inner products over all pairs of positions, in chunks of examples that fit in memory."""
 
-    def products_of_factors(mine: Factors, theirs: Factors) -> jax.Array:
-        # The records of two examples are multiplied once for all residuals.
-        over_theirs = jax.vmap(inner, (None, theirs.outputs))
-        return jax.vmap(over_theirs, (mine.outputs, None))(mine.pair, theirs.pair)
+    def products_of_factors(a: Factors, b: Factors) -> jax.Array:
+        # Records have no residual axis, so they are multiplied once for all residuals.
+        over_columns = jax.vmap(inner, (None, b.outputs))
+        return jax.vmap(over_columns, (a.outputs, None))(a.pair, b.pair)
 
-    def products_of_example(mine: list[Pair]) -> jax.Array:
-        def products_of_pair(theirs: list[Pair]) -> jax.Array:
+    def products_of_example(row: list[Pair]) -> jax.Array:
+        def products_of_pair(column: list[Pair]) -> jax.Array:
             pairs = [
                 (Factors(x, a.axes), Factors(y, b.axes))
-                for x, a in zip(mine, p, strict=True)
-                for y, b in zip(theirs, q, strict=True)
+                for x, a in zip(row, p, strict=True)
+                for y, b in zip(column, q, strict=True)
             ]
             return sum_of(products_of_factors(a, b) for a, b in pairs)
 
@@ -198,13 +199,15 @@ def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
         products_of_example,
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pairs),
     )
-    products = math.prod(sum(_dense_blocks(f.pair).shape[-2] for f in fs) for fs in (p, q))
-    matrices = _dense_blocks(p[0].pair).shape[-3]
-    fitting = max(1, _gram.BLOCK_BYTES // max(1, 4 * products * matrices * shape.size))
-    found = (
+    position_pairs = math.prod(sum(_dense_block(f.pair).shape[-2] for f in fs) for fs in (p, q))
+    matrices = _dense_block(p[0].pair).shape[-3]
+    # The intermediate products of one example have this many float32 entries.
+    entries = position_pairs * matrices * shape.size
+    chunk_size = max(1, _gram.BLOCK_BYTES // max(1, 4 * entries))
+    products = (
         jax.vmap(products_of_example)(pairs)
-        if fitting >= n
-        else jax.lax.map(products_of_example, pairs, batch_size=fitting)
+        if chunk_size >= n
+        else jax.lax.map(products_of_example, pairs, batch_size=chunk_size)
     )
-    k, width = found.shape[2:]
-    return jnp.swapaxes(found, 1, 2).reshape(n * k, m * width)
+    k, width = products.shape[2:]
+    return jnp.swapaxes(products, 1, 2).reshape(n * k, m * width)

@@ -1,9 +1,10 @@
-"""Sites that combine params with the example, found by abstract interpretation of the loss.
+"""Sites, the equations that combine params with the example, by abstract interpretation.
 
 The loss is traced for a single example, so there is no batch axis. A value that depends on the
-params but not on the example is a *weight*, also after casts, transposes, jit, remat and slicing by
-scans. An equation that combines a weight with any other value is a *site*. The gradient with
-respect to the weight follows from the equation's other inputs and from the cotangent of its output.
+params but not on the example is a *weight*, for example a cast or transposed param, or a scan's
+slice of a param. An equation that combines a weight with a value of the example is a *site*. The
+gradient with respect to the weight follows from the equation's other inputs and from the cotangent
+of the equation's output.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fnopt.gradients.ghost._weights import ConstantWeight, Leaf, Slice, Weight, 
 from fnopt.numerics import is_inexact
 from fnopt.programs import JaxprNodes, NodeVar, Scan, control_view, jaxprs
 
-# Equations whose derivative with respect to an operand is hardly larger than their output.
+# Primitives whose derivative with respect to an operand is hardly larger than their output.
 _DIRECT = {
     "add",
     "add_any",
@@ -42,9 +43,9 @@ _DIRECT = {
     "stack",
     "sub",
 }
-# A convolution is unrolled over the offsets of its window, up to 8 x 8 or 4 x 4 x 4. The compile
-# time grows with the offsets, so larger windows use the direct rule.
-_MOST_OFFSETS = 64
+# Largest window of a convolution that is unrolled over its offsets: 8 x 8 or 4 x 4 x 4. The compile
+# time grows with the number of offsets, so larger windows use the direct rule.
+_MAX_OFFSETS = 64
 
 
 class Site(NamedTuple):
@@ -55,7 +56,7 @@ class Site(NamedTuple):
         eqn: The equation.
         position: Index of the weight among the operands.
         weight: The weight.
-        others: The other operands: weights, or indices of records.
+        others: The other operands: weights, or the nodes of recorded values.
         tap: Index of the node that records the cotangent of the output.
         axes: Indices of the enclosing scans, outermost first.
     """
@@ -69,77 +70,82 @@ class Site(NamedTuple):
     axes: tuple[int, ...]
 
 
-class Found(NamedTuple):
+class LossSites(NamedTuple):
     """Sites of a loss, and the params without a rule.
 
     Attributes:
-        level: The loss, with taps and records as its nodes.
+        level: The jaxpr of the loss, with taps and records as nodes.
         sites: The sites of the params.
-        lost: Params with unknown sites, and the reason.
-        nodes: By index: shape and dtype of a tap or record in one iteration, and the scans.
-        lengths: Number of iterations of the scans, by index.
+        unsupported: The reason why a param has no rule, keyed by the param's index.
+        nodes: For each tap or record, the shape and dtype in one iteration, and the scans.
+        lengths: Numbers of iterations of the scans, keyed by the scan's index.
     """
 
     level: JaxprNodes
     sites: list[Site]
-    lost: dict[int, str]
+    unsupported: dict[int, str]
     nodes: dict[int, tuple[Any, tuple[int, ...]]]
     lengths: dict[int, int]
 
 
-def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> Found:
-    """Find the sites in the loss of one example; its first `n_params` inputs are the params."""
+def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> LossSites:
+    """Find the sites of a loss of one example, whose first `n_params` inputs are the params."""
     finder = _SiteFinder()
     invars = closed.jaxpr.invars
     params = [Leaf(v.aval, frozenset({i})) for i, v in enumerate(invars[:n_params])]
     for i, v in enumerate(invars[:n_params]):
         if not is_inexact(v.aval) or v.aval.dtype.kind == "c":
-            finder.lost[i] = f"{v.aval.dtype} params"
+            finder.unsupported[i] = f"{v.aval.dtype} params"
     sub = jaxprs.SubJaxpr("jaxpr", closed.jaxpr, tuple(closed.consts))
-    level, outs = finder.level(sub, [*params, *[None] * (len(invars) - n_params)], ())
-    finder.lose(outs[:1], "the loss has a part that the example does not change")
-    return Found(level, finder.sites, finder.lost, finder.nodes, finder.lengths)
+    level, outs = finder.interpret(sub, [*params, *[None] * (len(invars) - n_params)], ())
+    # A term such as weight decay has no site, so the rules would miss its gradient.
+    finder.mark_unsupported(outs[:1], "the loss has a term that does not depend on the example")
+    return LossSites(level, finder.sites, finder.unsupported, finder.nodes, finder.lengths)
 
 
 Values = Sequence[Weight | None]
-"""Weights; `None` for values that depend on the example."""
+"""Weights, and `None` for values that depend on the example."""
 
 
 class _SiteFinder:
+    """Sites, nodes and scans of all jaxprs of a loss."""
+
     def __init__(self) -> None:
         self.sites: list[Site] = []
-        self.lost: dict[int, str] = {}
+        self.unsupported: dict[int, str] = {}
         self.nodes: dict[int, tuple[Any, tuple[int, ...]]] = {}
         self.lengths: dict[int, int] = {}
 
-    def lose(self, values: Values, why: str) -> None:
+    def mark_unsupported(self, values: Values, why: str) -> None:
+        """Record that the params of these weights have no rule."""
         for w in values:
             if w is not None and w.differentiable:
                 for i in w.leaves:
-                    self.lost.setdefault(i, why)
+                    self.unsupported.setdefault(i, why)
 
-    def node(self, aval: Any, axes: tuple[int, ...]) -> int:
+    def add_node(self, aval: Any, axes: tuple[int, ...]) -> int:
         number = len(self.nodes)
         self.nodes[number] = (aval, axes)
         return number
 
-    def level(
+    def interpret(
         self, sub: jaxprs.SubJaxpr, values: Values, axes: tuple[int, ...]
     ) -> tuple[JaxprNodes, list[Weight | None]]:
+        """Find the sites of a jaxpr; return its nodes and the weights among its outputs."""
         walk = _Walk(self, sub, values, axes)
         for i, eqn in enumerate(sub.jaxpr.eqns):
             walk.equation(i, eqn)
-        return walk.found, walk.read(sub.jaxpr.outvars)
+        return walk.nodes, walk.read(sub.jaxpr.outvars)
 
 
 class _Walk:
-    """Abstract interpretation of one jaxpr."""
+    """Abstract interpretation of one jaxpr, with a weight or `None` as the value of a variable."""
 
     def __init__(
         self, finder: _SiteFinder, sub: jaxprs.SubJaxpr, values: Values, axes: tuple[int, ...]
     ) -> None:
         self.finder, self.axes = finder, axes
-        self.found = JaxprNodes(sub.jaxpr, sub.consts, {}, {})
+        self.nodes = JaxprNodes(sub.jaxpr, sub.consts, {}, {})
         self.env: dict[Any, Weight | None] = dict(zip(sub.jaxpr.invars, values, strict=True))
         for v, c in zip(sub.jaxpr.constvars, sub.consts, strict=True):
             self.env[v] = ConstantWeight(v.aval, value=c)
@@ -153,12 +159,14 @@ class _Walk:
         self.records: dict[Any, int] = {}
 
     def read(self, atoms: Sequence[Any]) -> list[Weight | None]:
+        """Weights of variables and literals; `None` for values of the example."""
         return [
             ConstantWeight(a.aval, value=a.val) if isinstance(a, jex.Literal) else self.env.get(a)
             for a in atoms
         ]
 
     def equation(self, i: int, eqn: jex.JaxprEqn) -> None:
+        """Interpret one equation."""
         ins = self.read(eqn.invars)
         weights = [w for w in ins if w is not None]
         opens = jaxprs.is_call(eqn) or jaxprs.is_remat(eqn)
@@ -169,41 +177,43 @@ class _Walk:
             outs = step(eqn, weights, self.axes)
             self.env.update(zip(eqn.outvars, outs, strict=True))
         elif any(w.differentiable for w in weights):
-            self.meeting(i, eqn, ins)
+            self.combine(i, eqn, ins)
 
     def call(
         self, i: int, eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, ins: list[Weight | None]
     ) -> None:
-        level, outs = self.finder.level(sub, ins, self.axes)
-        self.found.inner[i] = (level,)
+        """Interpret the jaxpr of a call, such as jit or remat."""
+        level, outs = self.finder.interpret(sub, ins, self.axes)
+        self.nodes.inner[i] = (level,)
         self.env.update(zip(eqn.outvars, outs, strict=True))
 
-    def meeting(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
+    def combine(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
+        """Interpret an equation that combines weights with values of the example."""
         name, loop = eqn.primitive.name, control_view(eqn)
         if isinstance(loop, Scan):
             self.scan(i, loop, ins)
         elif not any(is_inexact(v.aval) for v in eqn.outvars):
             return  # a comparison has no gradient
         elif len(eqn.outvars) > 1:
-            self.finder.lose(ins, f"used by {name}")
+            self.finder.mark_unsupported(ins, f"used by {name}")
         else:
-            self.operands(i, eqn, ins)
+            self.add_sites(i, eqn, ins)
 
-    def operands(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
-        """Register every weight among the operands as a site with a common tap."""
+    def add_sites(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
+        """Add a site for every weight among the operands; the sites share a tap."""
         positions = [k for k, w in enumerate(ins) if w is not None and w.differentiable]
         kinds = [site_kind(eqn, k) for k in positions]
         if len(positions) > 1:
             kinds = ["direct" if eqn.primitive.name in _DIRECT else ""] * len(positions)
         if not all(kinds):
-            self.finder.lose(ins, f"used by {eqn.primitive.name}")
+            self.finder.mark_unsupported(ins, f"used by {eqn.primitive.name}")
             return
         node_vars: list[NodeVar] = []
-        read = [self.operand(eqn, k, w, node_vars) for k, w in enumerate(ins)]
+        operands = [self.operand(eqn, k, w, node_vars) for k, w in enumerate(ins)]
         tap = self.tap(eqn, ins, node_vars)
-        self.found.node_vars[i] = tuple(node_vars)
+        self.nodes.node_vars[i] = tuple(node_vars)
         for k, kind in zip(positions, kinds, strict=True):
-            others = tuple(read[:k] + read[k + 1 :])
+            others = tuple(operands[:k] + operands[k + 1 :])
             weight = ins[k]
             assert weight is not None
             self.finder.sites.append(Site(kind, eqn, k, weight, others, tap, self.axes))
@@ -211,62 +221,68 @@ class _Walk:
     def operand(
         self, eqn: jex.JaxprEqn, k: int, weight: Weight | None, node_vars: list[NodeVar]
     ) -> Weight | int:
+        """Weight of an operand, or the node that records the operand's value."""
         if weight is not None:
             return weight
         aval: Any = eqn.invars[k].aval
         if _changes_derivative(eqn, k):
             return self.record(eqn.invars[k], node_vars)
-        # An operand that the derivative doesn't depend on isn't recorded: that saves its memory.
+        # To save memory, an operand that doesn't affect the derivative isn't recorded.
         return ConstantWeight(aval, value=jnp.zeros(aval.shape, aval.dtype))
 
     def record(self, var: Any, node_vars: list[NodeVar]) -> int:
         if var not in self.records:
-            self.records[var] = self.finder.node(var.aval, self.axes)
+            self.records[var] = self.finder.add_node(var.aval, self.axes)
             node_vars.append(NodeVar(self.records[var], var))
         return self.records[var]
 
     def tap(self, eqn: jex.JaxprEqn, ins: list[Weight | None], node_vars: list[NodeVar]) -> int:
+        """Node that records the cotangent of the output."""
         (out,) = eqn.outvars
-        before = self.tap_before(eqn, ins)
-        if before is None:
-            before = self.finder.node(out.aval, self.axes)
-            node_vars.append(NodeVar(before, out))
-        self.taps[out] = before
-        return before
+        tap = self.product_tap(eqn, ins)
+        if tap is None:
+            tap = self.finder.add_node(out.aval, self.axes)
+            node_vars.append(NodeVar(tap, out))
+        self.taps[out] = tap
+        return tap
 
-    def tap_before(self, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> int | None:
-        """Find the tap of the product whose bias this equation adds."""
+    def product_tap(self, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> int | None:
+        """Tap of the product to which this equation adds a bias; `None` for other equations.
+
+        The output of the product and the sum have the same cotangent, which is stored once.
+        """
         name = eqn.primitive.name
         if not (name in {"add", "add_any"} or (name == "sub" and ins[0] is None)):
             return None
         data: list[Any] = [v for v, w in zip(eqn.invars, ins, strict=True) if w is None]
         out: Any = eqn.outvars[0].aval
-        # A node with other uses has a different cotangent.
+        # If the product had other uses, its cotangent would be a sum over the uses.
         same = len(data) == 1 and self.uses[data[0]] == 1 and data[0].aval.shape == out.shape
         return self.taps.get(data[0]) if same else None
 
     def scan(self, i: int, loop: Scan, ins: list[Weight | None]) -> None:
+        """Interpret the body of a scan; every iteration reads a slice of the weights in `xs`."""
         number = len(self.finder.lengths)
         self.finder.lengths[number] = loop.length
         consts, carry, xs = loop.parts(ins)
-        self.finder.lose(carry, "the first carry of a scan")
+        self.finder.mark_unsupported(carry, "the first carry of a scan")
         *_, rows = loop.parts(loop.body.jaxpr.invars)
         slices = [
             None if w is None else Slice(v.aval, w.leaves, (*w.axes, number), (w,))
             for w, v in zip(xs, rows, strict=True)
         ]
         inner = [*consts, *[None] * len(carry), *slices]
-        level, outs = self.finder.level(loop.body, inner, (*self.axes, number))
-        self.finder.lose(outs, "leaves a scan unchanged by the example")
-        self.found.inner[i] = (level,)
+        level, outs = self.finder.interpret(loop.body, inner, (*self.axes, number))
+        self.finder.mark_unsupported(outs, "a scan output that does not use the example")
+        self.nodes.inner[i] = (level,)
 
 
 def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
-    """Rule for a weight at this operand; `''` if no rule applies."""
+    """Kind of a site with the weight at this operand; `''` if no rule applies."""
     name = eqn.primitive.name
     if name == "dot_general":
-        # A real matrix times complex numbers: the gradient is the real part of the complex
-        # gradient.
+        # For a real matrix times complex numbers, the gradient is the real part of a complex
+        # outer product, which the norm rules don't support.
         operand: Any = eqn.invars[position].aval
         mixed = jnp.iscomplexobj(eqn.outvars[0].aval) != jnp.iscomplexobj(operand)
         return "direct" if mixed else "dot"
@@ -291,7 +307,7 @@ def _conv_kind(eqn: jex.JaxprEqn) -> str:
     kernel: Any = eqn.invars[1].aval
     window = [kernel.shape[d] for d in eqn.params["dimension_numbers"].rhs_spec[2:]]
     plain = eqn.params["batch_group_count"] == 1
-    return "conv" if plain and math.prod(window) <= _MOST_OFFSETS else "direct"
+    return "conv" if plain and math.prod(window) <= _MAX_OFFSETS else "direct"
 
 
 def _is_lookup(eqn: jex.JaxprEqn) -> bool:
@@ -302,7 +318,7 @@ def _is_lookup(eqn: jex.JaxprEqn) -> bool:
     if not rows or numbers.operand_batching_dims:
         return False
     if numbers.collapsed_slice_dims == () and 0 in numbers.start_index_map:
-        # A slice of the full width is clamped to start at 0.
+        # `vmap` of `table[index]`: in other modes, an index along a row could drop the row.
         return mode in {GatherScatterMode.CLIP, GatherScatterMode.PROMISE_IN_BOUNDS}
     modes = {
         GatherScatterMode.CLIP,

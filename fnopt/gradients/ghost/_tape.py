@@ -1,4 +1,4 @@
-"""Factors of the gradients of a batch, recorded in one pass, and their reductions."""
+"""Tape of a batch's forward and backward pass, and norms and sums computed from the tape."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.gradients._sums import lengths_of, scaled_rows, squares_of, weighted_total
+from fnopt.gradients._sums import formed_norms, formed_squared_norms, scaled_rows, weighted_total
 from fnopt.gradients.ghost import _direct
 from fnopt.gradients.ghost._factors import (
     Pair,
-    length,
-    length_squared,
     outer,
+    scaled_norm,
     site_pair,
+    squared_norm,
     sum_of,
     widen_float16,
 )
@@ -29,12 +29,12 @@ from fnopt.sharding import pvary_like
 
 
 class Tape(NamedTuple):
-    """Tape of a backward pass: inputs and cotangents of the sites, with a leading example axis.
+    """Inputs and cotangents of the sites, with a leading example axis.
 
     Attributes:
         outputs: The loss, and the leaves of aux.
-        records: Operands of sites, keyed by node.
-        cotangents: Cotangents of the outputs of sites, keyed by node.
+        records: Operands of the sites, keyed by node.
+        cotangents: Cotangents of the sites' outputs, keyed by node.
         grads: Gradients of params without a rule, keyed by the index of the param.
     """
 
@@ -45,10 +45,10 @@ class Tape(NamedTuple):
 
 
 def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
-    """Run the loss and its derivative on all examples.
+    """Record the tape of all examples by one forward and one backward pass.
 
-    Only params with the form `'vmap'` are differentiated. For all other params, the loss is
-    differentiated with respect to zeros that are added to the outputs of the sites.
+    The loss is differentiated with respect to zeros that are added to the outputs of the sites, and
+    with respect to the params with the form `'vmap'`.
     """
     formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
@@ -64,7 +64,7 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
 
 
 def visit(node: int, value: jax.Array, tap: jax.Array | None) -> tuple[Any, Any]:
-    """Record the value of a node, or add its tap, a zero."""
+    """Record the value of a node without a tap; add the tap, an array of zeros, otherwise."""
     return (value, value) if tap is None else (value + tap, None)
 
 
@@ -73,7 +73,7 @@ Formed = jax.Array | dict[int, jax.Array] | None
 
 
 def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
-    """Formed gradients of all examples; None if the plan doesn't form them."""
+    """Formed gradients of all examples; `None` if the plan doesn't form gradients of the group."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
     if group.form == "matrix":
@@ -84,7 +84,7 @@ def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
 
 
 def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, jax.Array]:
-    """Gradients of all examples, keyed by param, formed under any plan."""
+    """Gradients of all examples, keyed by param; formed even if the plan doesn't form them."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
     return {} if group.form == "none" else _gradients_by_param(group, tape, params)
@@ -93,33 +93,33 @@ def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, j
 def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
     """Squared norms of the examples' gradients, `[n]`, over all params of a group.
 
-    If gradients are formed like the params, there is a norm for every param; otherwise the entry of
-    the first param is the norm over the group.
+    If gradients are formed per param, the result has an entry per param. Otherwise the only entry
+    is the norm over the group, keyed by the first param.
     """
-    return _measure(group, formed, tape, squares_of, length_squared)
+    return _reduce_norms(group, formed, tape, formed_squared_norms, squared_norm)
 
 
 def norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
     """Norms of the gradients, accurate even if their squares overflow or underflow."""
-    return _measure(group, formed, tape, lengths_of, length)
+    return _reduce_norms(group, formed, tape, formed_norms, scaled_norm)
 
 
-def _measure(
-    group: Group, formed: Formed, tape: Tape, of_formed: Any, of_pairs: Any
+def _reduce_norms(
+    group: Group, formed: Formed, tape: Tape, formed_norm: Any, pairs_norm: Any
 ) -> dict[int, jax.Array]:
     if isinstance(formed, dict):
-        return {i: of_formed(x) for i, x in formed.items()}
+        return {i: formed_norm(x) for i, x in formed.items()}
     if formed is not None:
-        return {group.leaves[0]: of_formed(formed)}
+        return {group.leaves[0]: formed_norm(formed)}
     if group.form == "none":
         return {}
 
-    each = jax.vmap(lambda data: of_pairs(pairs_of(group, data)))
-    return {group.leaves[0]: each([data_of(s, tape) for s in group.sites])}
+    norms_of_examples = jax.vmap(lambda data: pairs_norm(pairs_of(group, data)))
+    return {group.leaves[0]: norms_of_examples([data_of(s, tape) for s in group.sites])}
 
 
 def pairs_of(group: Group, data: Sequence[tuple[Any, jax.Array]]) -> list[Pair]:
-    """Factors of one example's gradient."""
+    """Factors of one example's gradient, one pair per site."""
     return [site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)]
 
 
@@ -130,7 +130,7 @@ def weighted_sum(
     weights: Sequence[jax.Array],
     params: Mapping[int, Any],
 ) -> dict[int, jax.Array]:
-    """Weighted sum of the gradients of all examples, keyed by param."""
+    """Sum of the gradients over the examples, with weights `[n]` per param, keyed by param."""
     if isinstance(formed, dict):
         return {i: weighted_total(weights[i], x) for i, x in formed.items()}
     if group.layout is None:
@@ -159,30 +159,30 @@ def _matrices(group: Group, site: Site, tape: Tape) -> jax.Array:
 
 
 def _site_pairs(site: Site, tape: Tape) -> Pair:
-    """Factors of all examples at each site."""
+    """Factors of all examples at a site, with a leading example axis."""
     return jax.vmap(functools.partial(site_pair, RULES[site.kind], site))(*data_of(site, tape))
 
 
 def _precision(site: Site) -> Any:
-    """Matrix-product precision of the model; dot algorithms apply only to the model's dtypes."""
+    """Precision of the model's matrix product; `None` for dot algorithms, which fix the dtypes."""
     precision = site.eqn.params.get("precision")
     parts = precision if isinstance(precision, tuple) else (precision,)
     return precision if all(isinstance(p, jax.lax.Precision) for p in parts) else None
 
 
 def _contract(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax.Array:
-    """Contract the tape over examples and positions: `[T, D, K]`."""
+    """Weighted sum of a site's gradients over the examples, `[T, D, K]`."""
     assert group.layout is not None
     _, d, k = group.layout.sizes
     pairs = _site_pairs(site, tape)
 
     def scale_examples(x: jax.Array) -> jax.Array:
         x = widen_float16(x)
-        # Weights are applied in float32, and rounded to the dtype in which the model multiplies.
+        # Weights multiply in float32; the product is rounded to the dtype of the model's matmul.
         return scaled_rows(weights, x).astype(x.dtype)
 
     scaled = Pair(pairs.left, jax.tree.map(scale_examples, pairs.right))
-    # Examples count as further positions, so the sum over both is one matrix product.
+    # One matrix product sums over examples and positions.
     return outer(jax.tree.map(examples_as_positions, scaled), (d, k), _precision(site))
 
 
@@ -195,7 +195,7 @@ def examples_as_positions(x: jax.Array) -> jax.Array:
 def _gradients_by_param(
     group: Group, tape: Tape, params: Mapping[int, Any]
 ) -> dict[int, jax.Array]:
-    """Gradients of every example with respect to the params, from the gradients at the sites."""
+    """Gradients of all examples, keyed by param: sums of the gradients at the sites."""
     memo: dict[int, Any] = {}
 
     def value(weight: Weight) -> Any:
@@ -210,7 +210,7 @@ def _gradients_by_param(
         for site in group.sites:
             others = [records[o] if isinstance(o, int) else value(o) for o in site.others]
             g = _direct.gradient(site, value(site.weight), others, cotangents[site.tap])
-            # Moves of elements are exact, so the sum over sites keeps the wide dtype.
+            # If the weight only moves elements, the sum over sites can be in the wide dtype.
             g = widen(g) if site.weight.moves_only else g
             for i, x in pull_back(site.weight, g, params).items():
                 total[i] = total[i] + x if i in total else x

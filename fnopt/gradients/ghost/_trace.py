@@ -1,4 +1,4 @@
-"""Trace of a user's loss for one example, and the reduction of its gradients over a batch."""
+"""Trace of the loss of one example, and reductions of the gradients of a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.gradients._loss import BoundLoss
-from fnopt.gradients._sums import block_norms, only_where, scaled_rows
+from fnopt.gradients._sums import block_norms, scaled_rows, zero_excluded
 from fnopt.gradients.ghost import _differences, _gram, _tape
 from fnopt.gradients.ghost._plan import Plan, make_plan
 from fnopt.gradients.ghost._tape import Tape, record
@@ -18,13 +18,13 @@ from fnopt.sharding import replicate, reshard_like
 
 
 class Ghost(NamedTuple):
-    """A traced loss.
+    """A traced loss of one example, with its params.
 
     Attributes:
         plan: The plan for the gradient of every param.
         params: The leaves of the params.
-        params_tree: Their structure.
-        out_tree: The structure of `(loss, aux)`.
+        params_tree: The tree structure of the params.
+        out_tree: The tree structure of `(loss, aux)`.
     """
 
     plan: Plan
@@ -33,12 +33,12 @@ class Ghost(NamedTuple):
     out_tree: Any
 
     def measure(self, batch: Any, blocks: Sequence[int] | None = None) -> GhostMeasurements:
-        """Measure the gradients of a chunk by one forward and one backward pass.
+        """Record the gradients of a chunk by one forward and one backward pass.
 
         Args:
             batch: The examples.
             blocks: The norm block of every leaf of the params; `None` for one block. If params
-                share sites but are in different blocks, their gradients are formed.
+                share sites but are in different blocks, the gradients of these params are formed.
         """
         tape = record(self.plan, self.params, jax.tree.leaves(batch))
         numbered = dict(enumerate(self.params))
@@ -51,7 +51,7 @@ class Ghost(NamedTuple):
         return GhostMeasurements(self, tape, formed)
 
     def like_params(self, sums: Mapping[int, jax.Array]) -> Any:
-        """Convert sums by param index to a tree like the params, with zeros for missing params."""
+        """Convert sums keyed by param index to a tree like the params; missing sums are zero."""
 
         def sum_of_param(i: int, param: Any) -> jax.Array:
             dtype = compute_dtype(param.dtype)
@@ -62,12 +62,12 @@ class Ghost(NamedTuple):
 
 
 class GhostMeasurements(NamedTuple):
-    """Norms, sums and products of the gradients of a batch.
+    """Gradients of a batch as a tape, from which norms, sums and inner products are computed.
 
     Attributes:
-        ghost: The loss.
+        ghost: The traced loss.
         tape: The factors of the gradients.
-        formed: By group, the formed gradients, if they are formed.
+        formed: For each group, the formed gradients, or `None` if the plan doesn't form them.
         factors: Scale factors of the gradients in inner products, `[n]`; `None` for 1.
     """
 
@@ -82,32 +82,32 @@ class GhostMeasurements(NamedTuple):
         return jax.tree.unflatten(self.ghost.out_tree, self.tape.outputs)
 
     def squares(self) -> list[jax.Array]:
-        """Squared norms `[n]` of each leaf; the first leaf of a group has the norm of the group."""
+        """Squared norms `[n]` per leaf, or per group in the entry of the group's first leaf."""
         return self._totals_by_leaf(_tape.squared_norms)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
-        """The norms of every example's gradient by block of leaves, `[blocks, n]`."""
+        """Norms of every example's gradient per block of leaves, `[blocks, n]`."""
         if not self.ghost.params:
             return jnp.zeros((count, *self.tape.outputs[0].shape), jnp.float32)
         blocks = [0] * len(self.ghost.params) if blocks is None else blocks
         return block_norms(self.squares(), lambda: self._totals_by_leaf(_tape.norms), blocks, count)
 
-    def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
-        """The mean gradient, and for every leaf the sum of squared deviations from the mean.
+    def moments(self, mask: jax.Array) -> tuple[Any, list[jax.Array]]:
+        """Mean gradient, and for every leaf the sum of squared deviations from the mean.
 
         Args:
-            counts: 1 for selected examples, 0 for all other examples, whose gradients are zero.
+            mask: 1 for selected examples, 0 for all other examples, whose gradients are zero.
         """
         numbered = dict(enumerate(self.ghost.params))
         means: dict[int, jax.Array] = {}
 
         def deviations_of_group(group: Any, formed: _tape.Formed, tape: Tape) -> dict[int, Any]:
-            found = _differences.moments(group, formed, tape, counts, numbered)
-            means.update(found.mean)
-            return {**found.deviations}
+            group_moments = _differences.moments(group, formed, tape, mask, numbered)
+            means.update(group_moments.mean)
+            return {**group_moments.deviations}
 
-        spreads = self._totals_by_leaf(deviations_of_group, ())
-        return self.ghost.like_params(means), spreads
+        deviations = self._totals_by_leaf(deviations_of_group, ())
+        return self.ghost.like_params(means), deviations
 
     def scaled(self, factors: jax.Array) -> GhostMeasurements:
         """Scale every gradient by a factor `[n]`, for inner products."""
@@ -115,38 +115,40 @@ class GhostMeasurements(NamedTuple):
         return self._replace(formed=formed, factors=factors)
 
     def _totals_by_leaf(
-        self, measured: Any, shape: tuple[int, ...] | None = None
+        self, reduce_group: Any, shape: tuple[int, ...] | None = None
     ) -> list[jax.Array]:
+        """Reduce every group; leaves without an entry are zero, of shape `[n]` by default."""
         dtype = compute_dtype(*(p.dtype for p in self.ghost.plan.params))
         shape = self.tape.outputs[0].shape if shape is None else shape
         zero = jnp.zeros(shape, jnp.finfo(dtype).dtype)
-        found = [zero] * len(self.ghost.params)
+        totals = [zero] * len(self.ghost.params)
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
-            for i, x in measured(group, formed, self.tape).items():
-                found[i] = x.astype(zero.dtype)
-        return found
+            for i, x in reduce_group(group, formed, self.tape).items():
+                totals[i] = x.astype(zero.dtype)
+        return totals
 
     def inner_products(self, other: GhostMeasurements) -> jax.Array:
         """Inner products of these gradients with the gradients of other examples, `[n, m]`."""
         dtype = jnp.finfo(compute_dtype(*(p.dtype for p in self.ghost.plan.params))).dtype
         shape = (self.tape.outputs[0].shape[0], other.tape.outputs[0].shape[0])
         total = jnp.zeros(shape, dtype)
-        # The examples of one side are sharded over devices, those of the other side are replicated.
-        formed, *known = jax.tree.map(
+        # The rows of the result stay sharded; the columns need all examples on every device.
+        formed, tape, factors = jax.tree.map(
             lambda x: replicate(x, 0), (other.formed, other.tape, other.factors)
         )
         groups = zip(self.ghost.plan.groups, self.formed, formed, strict=True)
-        for group, mine, theirs in groups:
-            part = _gram.GradientPart(mine, self.tape, self.factors)
-            found = _gram.inner_matrix(group, part, _gram.GradientPart(theirs, *known))
-            total = total if found is None else total + found.astype(dtype)
+        for group, row_formed, column_formed in groups:
+            rows = _gram.GradientPart(row_formed, self.tape, self.factors)
+            columns = _gram.GradientPart(column_formed, tape, factors)
+            products = _gram.inner_matrix(group, rows, columns)
+            total = total if products is None else total + products.astype(dtype)
         return total
 
-    def only(self, wanted: jax.Array) -> GhostMeasurements:
-        """Return a copy with zero gradients for excluded examples, even if they were NaN."""
+    def zero_excluded(self, mask: jax.Array) -> GhostMeasurements:
+        """Set the gradients of excluded examples to zero, even if they are NaN."""
 
         def zero_others(x: jax.Array) -> jax.Array:
-            return only_where(wanted, x) if is_inexact(x) else x
+            return zero_excluded(mask, x) if is_inexact(x) else x
 
         tape = self.tape._replace(
             records=jax.tree.map(zero_others, self.tape.records),
@@ -155,10 +157,10 @@ class GhostMeasurements(NamedTuple):
         return self._replace(tape=tape, formed=jax.tree.map(zero_others, self.formed))
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
-        """Weighted sum of the gradients, float32 or wider.
+        """Sum of the gradients over the examples, float32 or wider.
 
         Args:
-            weights: The weights of the examples, `[n]`, for every leaf of the params.
+            weights: For every leaf of the params, the weights of the examples, `[n]`.
         """
         numbered = dict(enumerate(self.ghost.params))
         sums: dict[int, jax.Array] = {}
@@ -168,7 +170,7 @@ class GhostMeasurements(NamedTuple):
 
 
 def trace_ghost(bound: BoundLoss) -> Ghost:
-    """Trace a loss for one example, and plan its measurements."""
+    """Trace a loss for one example and plan the form of every param's gradient."""
     params, params_tree = jax.tree.flatten(bound.params)
     batch, batch_tree = jax.tree.flatten(bound.batch)
     params = [jnp.asarray(p) for p in params]

@@ -1,4 +1,4 @@
-"""Weights: values inside a loss that depend only on the params."""
+"""Weights, the values inside a loss that depend on the params but not on the example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.numerics import is_inexact
 from fnopt.programs import jaxprs
 from fnopt.sharding import pvary_like, reshard_like, sharded_full_like, varying_axes
 
-# Operations that only move numbers, so that they work in any dtype and are linear.
+# Primitives that only move elements (or change signs), so they are linear in any dtype.
 _MOVES = {
     "broadcast_in_dim",
     "concatenate",
@@ -40,8 +40,8 @@ _MOVES = {
 class Weight:
     """A value that is the same for every example.
 
-    Inside a scan, a weight may be a slice of a larger value. Then the *stacked* value is computed
-    and differentiated, which has a leading axis for every scan that slices it.
+    Inside a scan, a weight may be a slice of a larger value. The *stacked* value has a leading axis
+    for every scan that slices the weight. Weights are computed and differentiated in this form.
 
     Attributes:
         aval: Shape and dtype of one slice.
@@ -57,7 +57,7 @@ class Weight:
 
     @functools.cached_property
     def key(self) -> Any:
-        """Hashable key; equal for weights with the same computation."""
+        """Hashable key that is equal for weights with the same computation."""
         return id(self)
 
     @functools.cached_property
@@ -66,8 +66,8 @@ class Weight:
         return False
 
     @functools.cached_property
-    def keeps_length(self) -> bool:
-        """Whether gradients in the weight and in its params have the same norm."""
+    def preserves_norm(self) -> bool:
+        """Whether the gradients with respect to the weight and to its params have the same norm."""
         return False
 
     @property
@@ -85,7 +85,7 @@ class Leaf(Weight):
 
     @functools.cached_property
     def key(self) -> Any:
-        """The index of the leaf."""
+        """Hashable key: the index of the leaf."""
         return ("leaf", *self.leaves)
 
     @functools.cached_property
@@ -94,7 +94,7 @@ class Leaf(Weight):
         return True
 
     @functools.cached_property
-    def keeps_length(self) -> bool:
+    def preserves_norm(self) -> bool:
         """Return True."""
         return True
 
@@ -104,36 +104,36 @@ class ConstantWeight(Weight):
     """A constant of the program.
 
     Attributes:
-        value: The value.
+        value: The constant.
     """
 
     value: Any = None
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
-        """The value."""
+        """Return the constant."""
         return self.value
 
 
 class Slice(Weight):
-    """Slice of a weight that a scan iterates over; its stacked value is the whole weight."""
+    """Slice of a weight that a scan iterates over; the stacked value is the sliced weight."""
 
     @functools.cached_property
     def key(self) -> Any:
-        """The scan, and the sliced weight."""
+        """Hashable key: the scan and the key of the sliced weight."""
         return ("slice", self.axes[-1], self.inputs[0].key)
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """Whether the whole weight only moves elements."""
+        """Whether the sliced weight only moves elements."""
         return self.inputs[0].moves_only
 
     @functools.cached_property
-    def keeps_length(self) -> bool:
-        """Whether the norm of the whole weight is preserved."""
-        return self.inputs[0].keeps_length
+    def preserves_norm(self) -> bool:
+        """Whether the sliced weight preserves the norm of gradients."""
+        return self.inputs[0].preserves_norm
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
-        """The whole weight."""
+        """Return the sliced weight."""
         return values[0]
 
 
@@ -151,12 +151,12 @@ class ComputedWeight(Weight):
 
     @property
     def name(self) -> str:
-        """The primitive."""
+        """Name of the primitive."""
         return self.eqn.primitive.name
 
     @functools.cached_property
     def key(self) -> Any:
-        """The primitive, its parameters and the inputs, if the equation only moves elements."""
+        """Hashable key: equal for equal moves of equal inputs, else unique."""
         if not self.moves_only:
             return id(self)
         params = tuple((k, str(v)) for k, v in sorted(self.eqn.params.items()))
@@ -166,24 +166,24 @@ class ComputedWeight(Weight):
     def moves_only(self) -> bool:
         """Whether the equation and all its inputs only move elements."""
         avals = [self.aval, *(w.aval for w in self.inputs)]
-        # The transpose of a conversion from real to complex numbers drops half of a cotangent.
-        alike = all(map(is_inexact, avals)) and len({jnp.iscomplexobj(a) for a in avals}) == 1
+        # A cast from real to complex isn't a move: its transpose drops the imaginary part.
+        same_kind = all(map(is_inexact, avals)) and len({jnp.iscomplexobj(a) for a in avals}) == 1
         moves = self.name in _MOVES or jaxprs.names_value(self.eqn)
-        return alike and moves and all(w.moves_only for w in self.inputs)
+        return same_kind and moves and all(w.moves_only for w in self.inputs)
 
     @functools.cached_property
-    def keeps_length(self) -> bool:
-        """Whether no element is used twice."""
+    def preserves_norm(self) -> bool:
+        """Whether the weight only moves elements and doesn't repeat any element."""
         repeats = self.name in {"broadcast_in_dim", "tile"}
         if repeats and self.inputs[0].aval.size != self.aval.size:
             return False
+        # The gradient of a repeated element is a sum, which changes the norm.
         disjoint = sum(len(w.leaves) for w in self.inputs) == len(self.leaves)
-        # The norm of a gradient is unchanged only if no element of a param occurs twice.
-        return self.moves_only and disjoint and all(w.keeps_length for w in self.inputs)
+        return self.moves_only and disjoint and all(w.preserves_norm for w in self.inputs)
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
         """Evaluate the equation for all slices."""
-        # Without the casts of a mixed-precision model a gradient keeps its digits.
+        # Without the casts of a mixed-precision model, gradients aren't rounded.
         if wide and self.name == "convert_element_type":
             return values[0]
 
@@ -205,22 +205,22 @@ def map_over_scans(
     Args:
         fn: A function of as many arrays as `axes` has entries.
         around: Indices of the scans, outermost first.
-        axes: For each argument, the scans for which it has a leading axis.
-        lengths: Number of iterations of the scans; not needed if an argument has the axis.
+        axes: For each argument, the scans for which the argument has a leading axis.
+        lengths: Numbers of iterations of the scans; required if no argument has a scan's axis.
     """
-    # From the innermost scan to the outermost, whose axis is then the first.
+    # The vmap of the outermost scan is applied last, so that its axis is the first.
     for i, number in reversed([*enumerate(around)]):
-        where = tuple(0 if number in own else None for own in axes)
-        fn = jax.vmap(fn, where, axis_size=None if lengths is None else lengths[i])
+        in_axes = tuple(0 if number in scans else None for scans in axes)
+        fn = jax.vmap(fn, in_axes, axis_size=None if lengths is None else lengths[i])
     return fn
 
 
 def step(eqn: jex.JaxprEqn, inputs: Sequence[Weight], around: Sequence[int]) -> list[Weight]:
-    """Outputs of an equation whose inputs are all weights."""
-    stopped = eqn.primitive.name == "stop_gradient"
-    leaves = frozenset() if stopped else frozenset().union(*(w.leaves for w in inputs))
-    sliced = {number for w in inputs for number in w.axes}
-    axes = tuple(number for number in around if number in sliced)
+    """Output weights of an equation whose inputs are all weights."""
+    is_constant = eqn.primitive.name == "stop_gradient"
+    leaves = frozenset() if is_constant else frozenset().union(*(w.leaves for w in inputs))
+    scans = {number for w in inputs for number in w.axes}
+    axes = tuple(number for number in around if number in scans)
     return [
         ComputedWeight(v.aval, leaves, axes, tuple(inputs), eqn, i)  # pyright: ignore[reportAbstractUsage]
         for i, v in enumerate(eqn.outvars)
@@ -228,11 +228,11 @@ def step(eqn: jex.JaxprEqn, inputs: Sequence[Weight], around: Sequence[int]) -> 
 
 
 def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> Any:
-    """The stacked value of a weight.
+    """Compute the stacked value of a weight.
 
     Args:
         weight: The weight.
-        leaves: The params by index.
+        leaves: The params, keyed by index.
         wide: Whether to omit casts.
     """
     memo: dict[int, Any] = {}
@@ -249,30 +249,30 @@ def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> A
 
 
 def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict[int, Any]:
-    """Pull a gradient with respect to a weight's stacked value back to its params.
+    """Convert the gradient with respect to a weight's stacked value to gradients of the params.
 
-    If the weight is a permutation of params, the result has the dtype of the cotangent. A sum over
-    a batch is then not rounded to the model's compute dtype.
+    If the weight only moves elements, the result has the dtype of the cotangent, so that a sum over
+    a batch isn't rounded to the model's compute dtype.
     """
     numbers = sorted(weight.leaves)
     if isinstance(weight, Leaf):
         return {numbers[0]: cotangent}
 
     def forward(values: list[Any]) -> Any:
-        given = {**leaves, **dict(zip(numbers, values, strict=True))}
-        return evaluate(weight, given, weight.moves_only)
+        params = {**leaves, **dict(zip(numbers, values, strict=True))}
+        return evaluate(weight, params, weight.moves_only)
 
     params = [leaves[i] for i in numbers]
     if weight.moves_only:
-        # The function is transposed instead of differentiated, because a move is linear in any
-        # dtype, also the wide one.
-        if varying_axes(cotangent):  # only arrays carry varying axes, shapes don't
+        # A move is linear in every dtype. Transposing it at the cotangent's dtype avoids the
+        # params' dtype, to which `jax.vjp` at the params would cast.
+        if varying_axes(cotangent):  # `linear_transpose` takes shapes without varying axes
             zeros = [sharded_full_like(p, 0, cotangent.dtype) for p in params]
             value, transposed = jax.vjp(forward, pvary_like(zeros, cotangent))
             (grads,) = transposed(reshard_like(cotangent, value))
         else:
-            like = [jax.ShapeDtypeStruct(p.shape, cotangent.dtype) for p in params]
-            (grads,) = jax.linear_transpose(forward, like)(cotangent)
+            shapes = [jax.ShapeDtypeStruct(p.shape, cotangent.dtype) for p in params]
+            (grads,) = jax.linear_transpose(forward, shapes)(cotangent)
     else:
         value, transposed = jax.vjp(forward, params)
         (grads,) = transposed(reshard_like(cotangent.astype(weight.aval.dtype), value))
@@ -280,12 +280,12 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
 
 def without_transposes(weight: Weight) -> tuple[Weight, tuple[int, ...]]:
-    """The weight before casts, names and transposes, and the axis permutation of these."""
+    """Weight before casts, names and transposes, and the axis permutation of the transposes."""
     perm = tuple(range(weight.aval.ndim))
     while isinstance(weight, ComputedWeight) and weight.moves_only:
         if weight.name == "transpose":
-            moved = weight.eqn.params["permutation"]
-            perm = tuple(moved[d] for d in perm)
+            permutation = weight.eqn.params["permutation"]
+            perm = tuple(permutation[d] for d in perm)
         elif weight.name != "convert_element_type" and not jaxprs.names_value(weight.eqn):
             break
         weight = weight.inputs[0]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.gradients.ghost._factors import Dense, OneHot, Pair, inner, length_squared, outer
+from fnopt.gradients.ghost._factors import Dense, OneHot, Pair, inner, squared_norm, outer
 
 T, R, D, K = 2, 3, 5, 4
 
@@ -54,18 +54,18 @@ def test_inner_products(a, b):
 def test_length_of_a_sum(count):
     pairs = list(PAIRS.values())[:count]
     total = sum(by_hand(p) for p in pairs)
-    np.testing.assert_allclose(length_squared(pairs), np.sum(total**2), rtol=1e-5)
+    np.testing.assert_allclose(squared_norm(pairs), np.sum(total**2), rtol=1e-5)
 
 
 def test_blocks():
     pair = Pair(dense(0, R, 2, 3), dense(1, R, K))
     np.testing.assert_allclose(outer(pair, (D, K)), by_hand(pair), atol=1e-5)
-    np.testing.assert_allclose(length_squared([pair]), np.sum(by_hand(pair) ** 2), rtol=1e-5)
+    np.testing.assert_allclose(squared_norm([pair]), np.sum(by_hand(pair) ** 2), rtol=1e-5)
     flipped = Pair(pair.right, pair.left)
     np.testing.assert_allclose(outer(flipped, (K, D)), by_hand(flipped), atol=1e-5)
 
 
 def test_products_of_float16_do_not_overflow():
     big = Dense((jnp.full((1, 1, 4), 300.0, jnp.float16),))
-    assert length_squared([Pair(big, big)]) == (4 * 300.0**2) ** 2
+    assert squared_norm([Pair(big, big)]) == (4 * 300.0**2) ** 2
     np.testing.assert_array_equal(outer(Pair(big, big), (4, 4)), np.full((1, 4, 4), 9e4))

@@ -1,8 +1,8 @@
-"""Use fnopt's optimizers in other libraries, and other libraries' optimizers in fnopt.
+"""Conversion of optimizers between fnopt, optax and flax, and privacy accounting.
 
-Most training loops don't need this package. An fnopt optimizer has the `init` and `update` that
-flax, Equinox and optax call, and `fnopt.chain` accepts other libraries' (init, update) pairs. The
-functions here import other libraries only when they are called.
+Most training loops don't need this package: flax, Equinox and optax call the `init` and `update` of
+an fnopt optimizer, and `fnopt.chain` accepts (init, update) pairs of other libraries. The functions
+of this package import other libraries only when they are called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conversion for optax and flax: transformations, nnx optimizers, params on manifolds."""
+"""Conversion of transformations for optax, of optimizers for nnx, and of points for flax."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from fnopt.numerics import default_float
 def to_optax(tx: Any) -> Any:
     """Convert an fnopt optimizer to an `optax.GradientTransformationExtraArgs`.
 
-    optax's wrappers, flax and Equinox accept an fnopt optimizer without conversion. But
+    optax's wrappers, flax and Equinox accept an fnopt optimizer without conversion. However,
     `optax.chain` and similar wrappers pass extra arguments (`value=loss`) only to instances of this
-    class, and silently ignore them for other objects. Therefore convert optimizers that need extra
-    arguments. The result can't be compared or configured, and its hyper-parameters aren't pytree
+    class, and drop them silently for other objects. Therefore, convert optimizers that need extra
+    arguments. The result has no equality or configuration, and its hyper-parameters aren't pytree
     leaves.
 
     Args:
         tx: An fnopt optimizer, or any (init, update) pair.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs` with the same `init` and `update`, and thus the
-        same state.
+        An `optax.GradientTransformationExtraArgs` with the same `init`, `update` and state.
 
     Raises:
         TypeError: If `tx` isn't an optimizer.
@@ -45,18 +44,18 @@ def to_optax(tx: Any) -> Any:
 
 
 def from_optax(tx: Any) -> Transformation:
-    """Convert an optax transformation to an fnopt one.
+    """Convert an optax transformation to an fnopt transformation.
 
-    `fnopt.chain` and fnopt's wrappers convert automatically. Convert explicitly to get an optimizer
-    that is a pytree and can be an argument of a jitted function. The hyper-parameters are
-    constants, because optax's functions close over them.
+    `fnopt.chain` and fnopt's wrappers convert transformations automatically. Call `from_optax` to
+    get an optimizer that is a pytree and can be an argument of a jitted function. The
+    hyper-parameters are constants, because optax's functions close over them.
 
     Args:
         tx: An `optax.GradientTransformation`, or any (init, update) pair.
 
     Returns:
-        A `Transformation` with the same state. Of the extra arguments, `tx` receives those in its
-        signature.
+        A `Transformation` with the same state. `tx` receives the extra arguments that are in the
+        signature of its `update`.
 
     Raises:
         TypeError: If `tx` isn't an optimizer.
@@ -74,9 +73,9 @@ def from_optax(tx: Any) -> Transformation:
 def nnx_optimizer(model: Any, tx: Any, *, wrt: Any) -> Any:
     """Make an `nnx.Optimizer` whose learning rate can change without recompilation.
 
-    `nnx.Optimizer` stores its optimizer as static data, so every new hyper-parameter value triggers
-    a recompilation of the step. The returned optimizer stores `tx` as a pytree, so `optimizer.tx =
-    fnopt.adam(rate)` in a loop doesn't trigger recompilation.
+    `nnx.Optimizer` stores its optimizer as static data, so that every new hyper-parameter value
+    recompiles the step. The returned optimizer stores `tx` as a pytree, so that `optimizer.tx =
+    fnopt.adam(rate)` in a loop doesn't recompile.
 
     Args:
         model: The `nnx.Module`.
@@ -116,18 +115,18 @@ def _class() -> Any:
 
 
 def _as_arrays(tx: Any) -> Any:
-    """Convert the optimizer's numbers to arrays, because nnx treats other numbers as static."""
-    # nnx hashes everything but arrays, so a new learning rate would recompile the step.
+    """Convert the optimizer's numbers to arrays."""
+    # nnx hashes all leaves except arrays, so that a new Python number would recompile the step.
     return jax.tree.map(
         lambda x: jnp.asarray(x, default_float()) if isinstance(x, float) else x, tx
     )
 
 
 def register_flax_points() -> None:
-    """Let `flax.serialization` save params made by :func:`fnopt.manifolds.on`.
+    """Register params made by :func:`fnopt.manifolds.on` with `flax.serialization`.
 
-    flax serializes only registered classes. The bytes contain only the array; the target tree
-    passed to the restore provides the manifold. Pickle and orbax need no registration.
+    flax serializes only registered classes. The bytes contain only the array; the manifold comes
+    from the target tree that is passed to `from_bytes`. Pickle and orbax need no registration.
 
     Example:
         >>> import flax.serialization, fnopt, jax.numpy as jnp
@@ -141,7 +140,8 @@ def register_flax_points() -> None:
     from flax import serialization
 
     def read(target: on, state: Any) -> on:
-        # Slots of an optimizer hold tangents, which aren't on the manifold.
+        # `on(...)` would check the value, but slots of an optimizer contain tangent vectors, which
+        # aren't points of the manifold.
         value = serialization.from_state_dict(target.value, state["value"])
         return jax.tree.unflatten(jax.tree.structure(target), [value])
 

@@ -1,11 +1,11 @@
-"""Names of other libraries, with fnopt's replacements."""
+"""Replacements in fnopt for names of other libraries."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
 
-# Names of other libraries whose fnopt counterpart isn't found by similar spelling.
+# Names of other libraries whose counterpart in fnopt has a different spelling.
 _ELSEWHERE = {
     "MultiSteps": "fnopt.accumulate",
     "GradientTransformation": "fnopt.Transformation",
@@ -98,14 +98,14 @@ _ELSEWHERE = {
 
 
 def suggest_name(name: str, homes: Mapping[str, Sequence[str]]) -> str:
-    """Advice for an unknown name: similar names, and replacements for other libraries' names.
+    """Suggest a name of fnopt for an unknown name: a similar name, or a library's counterpart.
 
     Args:
         name: The requested name.
         homes: The public names of `fnopt` (`""`) and of each of its packages.
 
     Returns:
-        A sentence after a space, or an empty string.
+        A sentence with a leading space, or an empty string.
     """
     if name in _ELSEWHERE:
         return f" Use {_ELSEWHERE[name]}."
@@ -114,9 +114,9 @@ def suggest_name(name: str, homes: Mapping[str, Sequence[str]]) -> str:
     if paths:
         return f" It is {' or '.join(paths)}."
     spellings = {n.lower().replace("_", ""): n for n in homes[""]}
-    plain = name.lower().replace("_", "")
-    close = difflib.get_close_matches(plain, spellings, n=2, cutoff=0.75)
-    longer = [n for n in spellings if n.startswith(plain)][:2] if len(plain) > 3 else []
-    near = [plain] if plain in spellings else close or longer
-    found = [f"fnopt.{spellings[n]}" for n in near]
-    return f" Did you mean {' or '.join(found)}?" if found else ""
+    spelling = name.lower().replace("_", "")
+    close = difflib.get_close_matches(spelling, spellings, n=2, cutoff=0.75)
+    longer = [n for n in spellings if n.startswith(spelling)][:2] if len(spelling) > 3 else []
+    similar = [spelling] if spelling in spellings else close or longer
+    names = [f"fnopt.{spellings[n]}" for n in similar]
+    return f" Did you mean {' or '.join(names)}?" if names else ""

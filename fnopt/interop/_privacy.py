@@ -1,4 +1,4 @@
-"""Privacy accounting by Google's dp-accounting."""
+"""Privacy accounting by Google's library dp-accounting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def privacy_epsilon(
     result from privacy loss distributions.
 
     Args:
-        noise_multiplier: The standard deviation of the noise, in units of the sensitivity.
+        noise_multiplier: The standard deviation of the noise, divided by the sensitivity.
         sampling_rate: The probability that an example is in a batch.
         steps: Number of steps.
         delta: :math:`\delta`, which should be much smaller than the reciprocal of the number of
@@ -45,7 +45,7 @@ def privacy_epsilon(
     _check(sampling_rate, steps, delta, "privacy_epsilon")
     if not noise_multiplier >= 0:
         raise ValueError(
-            f"privacy_epsilon: noise_multiplier = {noise_multiplier!r}, expected a number >= 0."
+            f"privacy_epsilon: noise_multiplier is {noise_multiplier!r}, expected a number >= 0."
         )
     if noise_multiplier == 0:
         return math.inf
@@ -59,8 +59,8 @@ def privacy_epsilon(
 def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: float) -> float:
     r"""Compute the smallest noise multiplier of DP-SGD for a budget :math:`(\epsilon, \delta)`.
 
-    This function inverts :func:`privacy_epsilon`, accurate to 0.1 per cent, and never exceeds the
-    budget.
+    The function inverts :func:`privacy_epsilon` with an accuracy of 0.1 percent. The result never
+    exceeds the budget.
 
     Args:
         epsilon: :math:`\epsilon`, the privacy budget.
@@ -84,46 +84,48 @@ def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: fl
     """
     _check(sampling_rate, steps, delta, "calibrated_noise")
     if not 0 < epsilon < math.inf:
-        raise ValueError(f"calibrated_noise: epsilon = {epsilon!r}, expected a positive number.")
+        raise ValueError(
+            f"calibrated_noise: epsilon is {epsilon!r}, expected a positive, finite number."
+        )
 
-    spent = functools.partial(
+    privacy_loss = functools.partial(
         privacy_epsilon, sampling_rate=sampling_rate, steps=steps, delta=delta
     )
-    ends = {1.0: spent(1.0)}
-    while min(ends.values()) > epsilon:
-        ends[2 * max(ends)] = spent(2 * max(ends))
-    while max(ends.values()) <= epsilon:
-        ends[min(ends) / 2] = spent(min(ends) / 2)
-    high = min(sigma for sigma, value in ends.items() if value <= epsilon)
-    low = max(sigma for sigma, value in ends.items() if value > epsilon)
-    number = 0
+    losses = {1.0: privacy_loss(1.0)}
+    while min(losses.values()) > epsilon:
+        losses[2 * max(losses)] = privacy_loss(2 * max(losses))
+    while max(losses.values()) <= epsilon:
+        losses[min(losses) / 2] = privacy_loss(min(losses) / 2)
+    high = min(sigma for sigma, value in losses.items() if value <= epsilon)
+    low = max(sigma for sigma, value in losses.items() if value > epsilon)
+    iteration = 0
     while high - low > 1e-3 * high:  # more digits of the noise have no effect on training
-        # The secant method works on logarithms, which are nearly linear. The guess is moved a
-        # little to alternate sides, so that both ends close in. Every third step bisects.
-        part = 0.5
-        if number % 3 < 2 and ends[high] > 0 and math.isfinite(ends[low]):
-            part = math.log(ends[low] / epsilon) / math.log(ends[low] / ends[high])
-        guess = low * (high / low) ** part * (1 + 3e-4 * (-1) ** number)
-        middle = min(max(guess, low * (1 + 1e-4)), high * (1 - 1e-4))
-        ends[middle] = spent(middle)
-        low, high = (low, middle) if ends[middle] <= epsilon else (middle, high)
-        number += 1
+        # Secant method in the logarithms, whose relation is nearly linear. Alternating offsets move
+        # both ends of the bracket. Every third iteration bisects.
+        fraction = 0.5
+        if iteration % 3 < 2 and losses[high] > 0 and math.isfinite(losses[low]):
+            fraction = math.log(losses[low] / epsilon) / math.log(losses[low] / losses[high])
+        guess = low * (high / low) ** fraction * (1 + 3e-4 * (-1) ** iteration)
+        sigma = min(max(guess, low * (1 + 1e-4)), high * (1 - 1e-4))
+        losses[sigma] = privacy_loss(sigma)
+        low, high = (low, sigma) if losses[sigma] <= epsilon else (sigma, high)
+        iteration += 1
     return high
 
 
 def _check(sampling_rate: float, steps: int, delta: float, name: str) -> None:
     if not 0 < sampling_rate <= 1:
-        raise ValueError(f"{name}: sampling_rate = {sampling_rate!r}, expected 0 < rate <= 1.")
+        raise ValueError(f"{name}: sampling_rate is {sampling_rate!r}, expected 0 < rate <= 1.")
     check_count(steps, "steps", name)
     if not 0 < delta < 1:
-        raise ValueError(f"{name}: delta = {delta!r}, expected 0 < delta < 1.")
+        raise ValueError(f"{name}: delta is {delta!r}, expected 0 < delta < 1.")
 
 
 def _event(noise_multiplier: float, sampling_rate: float, steps: int) -> Any:
     import dp_accounting
 
-    # A rate of 1 is the plain Gaussian mechanism, whose composition is cheaper to compute.
-    once: Any = dp_accounting.GaussianDpEvent(float(noise_multiplier))
+    # With a rate of 1, the Gaussian mechanism without sampling is cheaper to compose.
+    step: Any = dp_accounting.GaussianDpEvent(float(noise_multiplier))
     if sampling_rate < 1:
-        once = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), once)
-    return dp_accounting.SelfComposedDpEvent(once, steps)
+        step = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), step)
+    return dp_accounting.SelfComposedDpEvent(step, steps)

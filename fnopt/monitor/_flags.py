@@ -126,11 +126,10 @@ class health_flags(Value):
     are never active. This flag needs `zeros` among the statistics. With a batch of one example,
     half of all rectified units are inactive, so increase `zeros` for such batches.
 
-    A bias is dead or vanishing only if the weights of its layer are dead or vanishing. The reason
-    is that biases of attention keys and biases before a normalization always have a zero gradient.
-    Weights are flagged as half dead only if the fraction of zeros is also reached in their bias. A
-    matrix without a bias is never flagged as half dead, because its zero rows may be unused
-    embedding rows or constant zero inputs.
+    A bias is dead or vanishing only if the weights of the layer are dead or vanishing, because the
+    biases of attention keys and biases before a normalization always have a zero gradient. Weights
+    are half dead only if their bias has as many zeros. A matrix without a bias is never half dead,
+    because its zero rows may be unused embedding rows or constant zero inputs.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
     zero nor exploding. The mean never decreases, so that fluctuations of a converging fit don't

@@ -259,7 +259,7 @@ def test_a_state_of_lookahead_is_mapped(optax):
 def test_lookahead_begins_with_fast_params():
     tx = ours.lookahead(ours.adam(0.1), 2, 0.5)
     with pytest.warns(
-        UserWarning, match="expected LookaheadParams: they are taken as the fast params"
+        UserWarning, match="expected LookaheadParams. They are used as the fast params"
     ):
         state = tx.init(PARAMS)
     pair = tx.init(ours.LookaheadParams.init_synced(PARAMS))

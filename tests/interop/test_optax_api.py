@@ -559,7 +559,7 @@ def test_gradients_of_examples_may_be_whole_numbers():
 
 def test_lookahead_wants_the_pair():
     tx = optax_api.lookahead(optax_api.sgd(0.1), 2, 0.5)
-    with pytest.warns(UserWarning, match="taken as the fast params"):
+    with pytest.warns(UserWarning, match="used as the fast params"):
         state = tx.init(PARAMS)
     with pytest.raises(TypeError, match="expected LookaheadParams"):
         tx.update(PARAMS, state, PARAMS)

@@ -53,5 +53,5 @@ def test_wrong_arguments_are_named(args, words):
 
 
 def test_an_epsilon_that_is_no_positive_number_is_refused():
-    with pytest.raises(ValueError, match="epsilon = 0"):
+    with pytest.raises(ValueError, match="epsilon is 0"):
         calibrated_noise(0, 0.1, 1, DELTA)

@@ -186,7 +186,7 @@ def test_integer_and_absent_leaves_are_skipped_and_said_so():
     found = looked(tree, tree)
     assert found.names == ("empty", "w")
     assert found.skipped == ("ids",)
-    assert "skipped, because they hold no floating numbers: ['ids']" in found.table()
+    assert "skipped, because the dtype isn't floating: ['ids']" in found.table()
     assert all(bool(jnp.isfinite(getattr(found, s)).all()) for s in ALL)
 
 
@@ -241,7 +241,7 @@ def test_wrong_use():
         (0, ValueError, "expected at least 1 part"),
         ([], ValueError, "groups is empty"),
         (["encoder"], ValueError, r"\['encoder'\], which match no leaf of \['w'\]"),
-        ({"a": []}, ValueError, "a group is empty"),
+        ({"a": []}, ValueError, "the patterns of a group are empty"),
         ({"a": 3}, TypeError, "3 is a int, expected a pattern"),
         ("w", TypeError, "'w' is a str, expected None"),
         (lambda path: path, TypeError, "is a function, expected None"),

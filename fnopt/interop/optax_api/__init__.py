@@ -1,11 +1,11 @@
-"""optax's names with optax's conventions, for scripts that change only their import.
+"""optax's names with optax's signatures, for scripts in which only the import is changed.
 
     from fnopt.interop import optax_api as optax
 
-Rates, decays and masks may be plain functions, and labels may be a function of the params.
+Rates and decays may be functions of the step, and masks and labels may be functions of the params.
 `MultiSteps`, `inject_hyperparams`, `multi_transform` and `freeze(mask)` have optax's signatures.
-The functions return fnopt optimizers, and optax needn't be installed. A name without a counterpart
-raises an AttributeError that names an alternative.
+The functions return fnopt optimizers and don't need an installation of optax. A name without a
+counterpart raises an AttributeError that suggests an alternative.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ multi_transform = partition
 safe_int32_increment = safe_increment
 MultiTransformState = PartitionState
 inject_stateful_hyperparams = inject_hyperparams
-# The version of optax with these names.
+# The version of optax whose names are available.
 __version__ = "0.2.8"
 
 __all__ = [

@@ -16,7 +16,7 @@ from fnopt.transforms import Wrapper, chain, identity
 
 
 class _aggregating(Wrapper):
-    """Transform of gradients with an example axis, which the params lack."""
+    """Transform of per-example gradients, whose leaves have an example axis."""
 
     State = None
     other_gradients = True
@@ -24,12 +24,12 @@ class _aggregating(Wrapper):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The update of the transform."""
+        """Apply the inner transform."""
         return self.inner.update(updates, state, params, **extra_args)
 
 
-class _Kind(type):
-    """Metaclass whose calls return transforms of gradients with an example axis."""
+class _AggregatorMeta(type):
+    """Metaclass whose calls return transforms of per-example gradients."""
 
     def __call__(cls, init: Any, update: Any) -> _aggregating:
         return _aggregating(from_pair(init, update))
@@ -39,11 +39,13 @@ class _Kind(type):
         return isinstance(tx, _aggregating)
 
 
-class Aggregator(metaclass=_Kind):
+class Aggregator(metaclass=_AggregatorMeta):
     """An (init, update) pair that aggregates per-example gradients."""
 
 
 class _processed(Transformation):
+    """Sequence of a transform of per-example gradients, an aggregator, and a transform."""
+
     other_gradients = True
 
     preprocessor: Transformation
@@ -52,31 +54,31 @@ class _processed(Transformation):
     aggregator_has_aux: bool = static(default=False)
 
     def init(self, params: Any) -> tuple[Any, Any, Any]:
-        """Make the states of all three transforms."""
+        """Initial states of the preprocessor, the aggregator and the postprocessor."""
         parts = (self.preprocessor, self.aggregator, self.postprocessor)
-        before, between, after = (tx.init(params) for tx in parts)
-        return before, between, after
+        pre, aggregation, post = (tx.init(params) for tx in parts)
+        return pre, aggregation, post
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Return the last transform's update, or zeros until the aggregator is ready."""
-        before, between, after = state
-        each, before = self.preprocessor.update(updates, before, params, **extra_args)
-        mean, between = self.aggregator.update(each, between, params, **extra_args)
+        """Apply the three transforms; return zeros until the aggregator is ready."""
+        pre, aggregation, post = state
+        per_example, pre = self.preprocessor.update(updates, pre, params, **extra_args)
+        mean, aggregation = self.aggregator.update(per_example, aggregation, params, **extra_args)
         if self.aggregator_has_aux:
             mean, aux = mean
             extra_args = {**extra_args, **aux}
 
-        def step(after: Any) -> tuple[Any, Any]:
-            return self.postprocessor.update(mean, after, params, **extra_args)
+        def step(post: Any) -> tuple[Any, Any]:
+            return self.postprocessor.update(mean, post, params, **extra_args)
 
-        def wait(after: Any) -> tuple[Any, Any]:
-            return tree.zeros_like(jax.eval_shape(step, after)[0]), after
+        def wait(post: Any) -> tuple[Any, Any]:
+            return tree.zeros_like(jax.eval_shape(step, post)[0]), post
 
-        ready = tree.get(between, "ready", True)
-        new, after = jax.lax.cond(ready, step, wait, after)
-        return new, (before, between, after)
+        ready = tree.get(aggregation, "ready", True)
+        new, post = jax.lax.cond(ready, step, wait, post)
+        return new, (pre, aggregation, post)
 
 
 def process(
@@ -87,7 +89,7 @@ def process(
 
 
 def average_per_element_updates(per_elt_axis: int | Sequence[int] = 0) -> Any:
-    """Average over an axis of examples."""
+    """Average gradients over the example axis."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
@@ -97,7 +99,7 @@ def average_per_element_updates(per_elt_axis: int | Sequence[int] = 0) -> Any:
 
 
 class AccumulateAvgUpdatesState(NamedTuple):
-    """Calls since the last complete mean, whether the last call completed one, the running mean."""
+    """Calls since the last complete mean, whether the last call completed a mean, running mean."""
 
     micro_step: jax.Array
     ready: jax.Array
@@ -107,7 +109,10 @@ class AccumulateAvgUpdatesState(NamedTuple):
 def accumulate_avg_updates(accumulation_steps: int) -> Any:
     """Average gradients over several calls, with zero updates in between."""
     if accumulation_steps < 1:
-        raise ValueError(f"accumulation_steps is {accumulation_steps}, expected at least 1.")
+        raise ValueError(
+            f"accumulate_avg_updates: accumulation_steps is {accumulation_steps}, expected at "
+            "least 1."
+        )
     if accumulation_steps == 1:
         return identity()
 
@@ -127,17 +132,17 @@ def accumulate_avg_updates(accumulation_steps: int) -> Any:
 
 
 def _release(ready: jax.Array, step: jax.Array, mean: Any) -> tuple[Any, Any]:
-    """If the mean is complete, return it and reset the state's mean; else return zeros."""
-    nothing = tree.zeros_like(mean)
-    given, kept = tree.where(ready, (mean, nothing), (nothing, mean))
+    """Return a complete mean and reset the state, or return zeros and store the mean."""
+    zeros = tree.zeros_like(mean)
+    updates, running_mean = tree.where(ready, (mean, zeros), (zeros, mean))
     step = jnp.where(ready, jnp.zeros_like(step), step)
-    return given, AccumulateAvgUpdatesState(step, ready, kept)
+    return updates, AccumulateAvgUpdatesState(step, ready, running_mean)
 
 
 def average_incrementally_updates(
     per_elt_axis: int | Sequence[int] | None, accumulation_steps: int
 ) -> Any:
-    """Average over an axis of examples (if any) and over several calls."""
+    """Average gradients over the example axis (if any) and over several calls."""
     over_calls = accumulate_avg_updates(accumulation_steps)
     if per_elt_axis is None:
         return over_calls
@@ -147,11 +152,14 @@ def average_incrementally_updates(
 def get_batch_size_from_per_elt_updates(
     per_elt_updates: Any, per_elt_axis: int | Sequence[int]
 ) -> int:
-    """Return the number of examples."""
+    """Number of examples in a tree of per-example gradients."""
     axes = (per_elt_axis,) if isinstance(per_elt_axis, int) else tuple(per_elt_axis)
     sizes = {math.prod(x.shape[a] for a in axes) for x in jax.tree.leaves(per_elt_updates)}
     if len(sizes) != 1:
-        raise ValueError(f"gradients of {sorted(sizes)} examples, expected one number.")
+        raise ValueError(
+            f"the leaves have gradients of {sorted(sizes)} examples, expected the same number in "
+            "all leaves."
+        )
     return sizes.pop()
 
 

@@ -1,4 +1,4 @@
-"""optax's conventions for arguments: plain functions as rates and as masks."""
+"""optax's conventions for arguments, such as functions as rates and masks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from fnopt.schedules import schedule
 _SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size", "scaling"}
 # Suffixes of arguments that may be a function of the params in place of a tree.
 _OF_PARAMS = ("mask", "weight_dimension_numbers")
-# Arguments that have other names in optax, and arguments that only print.
+# Arguments with other names in optax: for each function, optax's names keyed by fnopt's names.
 _NAMES: dict[str, dict[str, str]] = {
     "mechanize": {"inner": "base_optimizer"},
     "schedule_free": {"inner": "base_optimizer"},
     "stateless": {"fn": "f"},
 }
-_RENAMED = {there: own for names in _NAMES.values() for own, there in names.items()}
+_RENAMED = {optax: fnopt for names in _NAMES.values() for fnopt, optax in names.items()}
+# Arguments that only print messages, which fnopt ignores.
 PRINTING = {"verbose", "print_win_rate_every_n_steps"}
 
 
 class _with_labels(Transformation):
-    """Transform whose labels or masks are functions of the params, which every call evaluates."""
+    """Transform whose labels or masks are functions of the params, evaluated in every call."""
 
     floating_alone = True
 
@@ -35,19 +36,19 @@ class _with_labels(Transformation):
     labels: Callable[[Any], Any] = static()
 
     def init(self, params: Any) -> Any:
-        """Make the state of the transform for these params."""
+        """Initial state of the transform for these params."""
         return self.make(self.labels(params)).init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Apply the update of the transform for these params."""
+        """Apply the transform for these params."""
         tx = self.make(self.labels(updates if params is None else params))
         return tx.update(updates, state, params, **extra_args)
 
 
 def is_function(value: Any) -> bool:
-    """Whether a value is a plain function, and not a callable tree."""
+    """Whether a value is a function and not a callable tree."""
     # A callable module, or an fnopt Schedule, is itself a tree.
     if isinstance(value, Value) or not callable(value):
         return False
@@ -55,7 +56,7 @@ def is_function(value: Any) -> bool:
 
 
 def as_schedule(value: Any) -> Any:
-    """Convert a function of the step to a Schedule; keep numbers and schedules."""
+    """Convert a function of the step to a Schedule; return other values unchanged."""
     return schedule(value) if is_function(value) else value
 
 
@@ -82,11 +83,11 @@ def make_lenient(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_name(argument: str, signature: inspect.Signature) -> str:
-    """Translate an argument name of optax to fnopt's."""
+    """Translate optax's name of an argument to fnopt's name."""
     return argument if argument in signature.parameters else _RENAMED.get(argument, argument)
 
 
-# optax's defaults that differ from fnopt's: optax assumes that losses are at least 0.
+# optax's defaults that differ from fnopt's, because optax assumes that losses are nonnegative.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "momo": {"lower_bound": 0.0},
     "momo_adam": {"lower_bound": 0.0},
@@ -103,36 +104,36 @@ def bridge(fn: Callable[..., Any]) -> Callable[..., Any]:
         fn: A function or class of fnopt.
 
     Returns:
-        A function with the same signature that accepts plain functions as schedules and masks.
+        A function with the same signature that accepts functions as schedules and masks.
     """
     signature, defaults = inspect.signature(fn), _DEFAULTS.get(fn.__name__, {})
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         kwargs = {own_name(k, signature): v for k, v in kwargs.items() if k not in PRINTING}
-        given = {**defaults, **signature.bind(*args, **kwargs).arguments}
-        for name in _SCHEDULED & given.keys():
-            given[name] = as_schedule(given[name])
-        by_params = {n: f for n, f in given.items() if n.endswith(_OF_PARAMS) and is_function(f)}
-        if not by_params:
-            return _call(fn, signature, given)
+        values = {**defaults, **signature.bind(*args, **kwargs).arguments}
+        for name in _SCHEDULED & values.keys():
+            values[name] = as_schedule(values[name])
+        mask_fns = {n: f for n, f in values.items() if n.endswith(_OF_PARAMS) and is_function(f)}
+        if not mask_fns:
+            return _call(fn, signature, values)
 
         return _with_labels(
-            lambda trees: _call(fn, signature, {**given, **trees}),
-            lambda params: {n: f(params) for n, f in by_params.items()},
+            lambda trees: _call(fn, signature, {**values, **trees}),
+            lambda params: {n: f(params) for n, f in mask_fns.items()},
         )
 
     names = _NAMES.get(fn.__name__, {})
-    there = [
+    parameters = [
         p.replace(name=names.get(name, name), default=defaults.get(name, p.default))
         for name, p in signature.parameters.items()
     ]
-    call.__signature__ = signature.replace(parameters=there)  # pyright: ignore[reportAttributeAccessIssue]
+    call.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
     return call
 
 
-def _call(fn: Callable[..., Any], signature: inspect.Signature, given: dict[str, Any]) -> Any:
-    """Call a function with keyword arguments where possible, and otherwise positional arguments."""
+def _call(fn: Callable[..., Any], signature: inspect.Signature, values: dict[str, Any]) -> Any:
+    """Call a function with values keyed by the names of its parameters."""
     bound = inspect.BoundArguments(signature, {})  # pyright: ignore[reportArgumentType]
-    bound.arguments.update({n: given[n] for n in signature.parameters if n in given})
+    bound.arguments.update({n: values[n] for n in signature.parameters if n in values})
     return lenient(fn(*bound.args, **bound.kwargs))

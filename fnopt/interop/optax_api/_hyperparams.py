@@ -1,4 +1,4 @@
-"""Hyper-parameters in the optimizer's state, as in optax."""
+"""`inject_hyperparams`: hyper-parameters in the optimizer's state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from fnopt.numerics import default_float, safe_increment, zero_count
 
 
 class InjectStatefulHyperparamsState(NamedTuple):
-    """Step count, hyper-parameters by name, states of schedules, and the inner state."""
+    """State of `inject_hyperparams`.
+
+    Attributes:
+        count: Number of steps.
+        hyperparams: The values of the hyper-parameters, keyed by name.
+        hyperparams_states: The states of the schedules, keyed by name.
+        inner_state: The state of the inner optimizer.
+    """
 
     count: jax.Array
     hyperparams: dict[str, Any]
@@ -26,7 +33,7 @@ class InjectStatefulHyperparamsState(NamedTuple):
     inner_state: Any
 
 
-# The name of the state before 0.1.9.
+# The name of the class before optax 0.1.9.
 InjectHyperparamsState = InjectStatefulHyperparamsState
 
 
@@ -40,11 +47,11 @@ class _injected(Transformation):
     numbers: dict[str, Any]
 
     def init(self, params: Any) -> InjectStatefulHyperparamsState:
-        """Convert the hyper-parameters to arrays, with schedules at step 0."""
+        """Initial state, with the values of schedules at step 0."""
         states = {name: schedule.init() for name, schedule in self.scheduled}
-        now = self._current_values(self.numbers, states, {})
-        inner = self.factory(**now).init(params)
-        return InjectStatefulHyperparamsState(zero_count(), now, states, inner)
+        values = self._current_values(self.numbers, states, {})
+        inner = self.factory(**values).init(params)
+        return InjectStatefulHyperparamsState(zero_count(), values, states, inner)
 
     def update(
         self,
@@ -53,36 +60,40 @@ class _injected(Transformation):
         params: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, InjectStatefulHyperparamsState]:
-        """Take a step with the hyper-parameters of the state and the values of schedules."""
+        """Take a step with the hyper-parameters in the state and the values of the schedules."""
         states = state.hyperparams_states
-        now = self._current_values(state.hyperparams, states, extra_args)
-        tx = self.factory(**now)
+        values = self._current_values(state.hyperparams, states, extra_args)
+        tx = self.factory(**values)
         updates, inner = tx.update(updates, state.inner_state, params, **extra_args)
         states = {name: fn.update(states[name], **extra_args) for name, fn in self.scheduled}
         return updates, InjectStatefulHyperparamsState(
-            safe_increment(state.count), now, states, inner
+            safe_increment(state.count), values, states, inner
         )
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """Transforms that are built from the hyper-parameters in the state."""
+        """Inner transform, built from the hyper-parameters in the state."""
         if state is None:
             return ()
         return (Member("inner", self.factory(**state.hyperparams), state.inner_state),)
 
-    def _current_values(self, given: Any, states: Any, extra_args: Any) -> dict[str, Any]:
-        # A loop may store any number in the state, so it is cast to the previous dtype.
-        known = {*self.numbers, *(name for name, _ in self.scheduled)}
-        if unknown := sorted(given.keys() - known):
+    def _current_values(self, hyperparams: Any, states: Any, extra_args: Any) -> dict[str, Any]:
+        """Hyper-parameters of the next step: numbers of the state, and values of the schedules."""
+        names = {*self.numbers, *(name for name, _ in self.scheduled)}
+        if unknown := sorted(hyperparams.keys() - names):
             raise ValueError(
                 f"inject_hyperparams: the state's hyperparams have {unknown}, expected "
-                f"{sorted(known)}. Pass whole numbers that are constants of the program "
-                "(counts, keys) to the factory."
+                f"{sorted(names)}. Pass integers that are compile-time constants (counts, keys) to "
+                "the factory."
             )
-        now = {name: jnp.asarray(given[name], _dtype(own)) for name, own in self.numbers.items()}
+        # The cast keeps the state's dtypes if a loop stores a Python number in the state.
+        values = {
+            name: jnp.asarray(hyperparams[name], _dtype(number))
+            for name, number in self.numbers.items()
+        }
         for name, fn in self.scheduled:
             value = fn(states[name], **extra_args)
-            now[name] = jnp.asarray(value, _dtype(value))
-        return now
+            values[name] = jnp.asarray(value, _dtype(value))
+        return values
 
 
 def inject_hyperparams(
@@ -90,22 +101,22 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: Any = None,
 ) -> Callable[..., Any]:
-    """Store the hyper-parameters of an optimizer in its state, where a loop can change them.
+    """Store the hyper-parameters of an optimizer in the state, where a training loop can set them.
 
-    Use it for scripts that write `state.hyperparams["learning_rate"] = ...`. New code doesn't need
-    it, because an fnopt optimizer is a pytree whose hyper-parameters can be changed, traced and
-    vectorized.
+    `inject_hyperparams` serves scripts that assign `state.hyperparams["learning_rate"]`. New code
+    doesn't need it, because an fnopt optimizer is a pytree whose hyper-parameters can be changed,
+    traced and vectorized.
 
     Args:
-        inner_factory: A function that makes an optimizer.
+        inner_factory: A function that returns an optimizer.
         static_args: Names of arguments that aren't stored in the state.
         hyperparam_dtype: The dtype of the hyper-parameters; by default JAX's default float.
 
     Returns:
         A function of the same arguments that returns an optimizer with the state
-        `InjectStatefulHyperparamsState`. The state contains arguments that are numbers, functions
-        of the step or instances of `schedules.StatefulSchedule`. All other arguments are
-        compile-time constants, including integers for arguments that accept only integers (a key,
+        `InjectStatefulHyperparamsState`. The state contains the arguments that are numbers,
+        functions of the step or instances of `schedules.StatefulSchedule`. All other arguments are
+        compile-time constants, including integers for arguments that accept only integers (a seed,
         an interval).
 
     Raises:
@@ -126,34 +137,34 @@ def inject_hyperparams(
     variadic = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
     if not variadic and (unknown := sorted(names - set(signature.parameters))):
         raise ValueError(
-            f"inject_hyperparams: static_args has {unknown}, expected arguments of the factory: "
-            f"{list(signature.parameters)}."
+            f"inject_hyperparams: static_args has {unknown}, expected some of the factory's "
+            f"arguments {list(signature.parameters)}."
         )
 
     @functools.wraps(inner_factory)
     def make(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        # Defaults are hyper-parameters too, because optax has them in the state.
+        # As in optax, the state also contains arguments with default values.
         bound.apply_defaults()
-        given = dict(bound.arguments)
-        given |= given.pop(variadic, {})
-        fixed = {n for n, v in given.items() if _is_whole(n, v, signature.parameters.get(n))}
-        open_ = {name: value for name, value in given.items() if name not in names | fixed}
+        values = dict(bound.arguments)
+        values |= values.pop(variadic, {})
+        integers = {n for n, v in values.items() if _is_integer(n, v, signature.parameters.get(n))}
+        candidates = {name: value for name, value in values.items() if name not in names | integers}
         numeric = {
             name: jnp.asarray(v, hyperparam_dtype or _dtype(v))
-            for name, v in open_.items()
+            for name, v in candidates.items()
             if _is_number(v)
         }
         scheduled = tuple(
             (n, v if isinstance(v, StatefulSchedule) else WrappedSchedule(v))
-            for n, v in open_.items()
+            for n, v in candidates.items()
             if (
                 callable(v) and not n.endswith("mask") and not isinstance(v, (type, Transformation))
             )
         )
-        taken = {*numeric, *(name for name, _ in scheduled)}
-        rest = {name: value for name, value in given.items() if name not in taken}
-        return _injected(functools.partial(inner_factory, **rest), scheduled, numeric)
+        in_state = {*numeric, *(name for name, _ in scheduled)}
+        constants = {name: value for name, value in values.items() if name not in in_state}
+        return _injected(functools.partial(inner_factory, **constants), scheduled, numeric)
 
     return make
 
@@ -164,8 +175,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (numbers.Real, jax.Array)) or hasattr(value, "__array__")
 
 
-def _is_whole(name: str, value: Any, parameter: inspect.Parameter | None) -> bool:
-    """Whether a value is an integer for an argument that accepts only integers."""
+def _is_integer(name: str, value: Any, parameter: inspect.Parameter | None) -> bool:
+    """Whether a value is an integer, and its argument accepts only integers."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         return False
     if parameter is None or parameter.annotation in (parameter.empty, Any, "Any"):

@@ -1,4 +1,4 @@
-"""Lookahead with optax's convention: the params are a pair of fast and slow params."""
+"""Lookahead with optax's `LookaheadParams`, a pair of fast and slow params."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.transforms import states
 
 
 class LookaheadParams(NamedTuple):
-    """Fast params, which are trained, and slow params, which are evaluated.
+    """Fast params for the training, and slow params for the evaluation.
 
     Example:
         >>> import jax.numpy as jnp
@@ -31,7 +31,7 @@ class LookaheadParams(NamedTuple):
 
     @classmethod
     def init_synced(cls, params: Any) -> LookaheadParams:
-        """Make a pair of equal params."""
+        """Make a pair with `params` as fast and as slow params."""
         return cls(params, params)
 
 
@@ -46,25 +46,25 @@ class _lookahead(Transformation):
     """`fnopt.lookahead` with the slow params as part of the params."""
 
     needs_params = True
-    other_gradients = True  # gradients are those of the fast params alone
+    other_gradients = True  # gradients have the structure of the fast params
     floating_alone = True
 
     inner: transforms.lookahead
 
     def init(self, params: Any) -> LookaheadState:
-        """Initialize the fast optimizer; warn if the params aren't a pair, as optax does."""
+        """Initial state; as in optax, warns if the params aren't `LookaheadParams`."""
         state = self.inner.init(_fast(params))
         return LookaheadState(state.inner_state, state.steps_since_sync)
 
     def update(
         self, updates: Any, state: LookaheadState, params: Any = None, **extra_args: Any
     ) -> tuple[LookaheadParams, LookaheadState]:
-        """Return the updates of fast and slow params, from gradients of the fast params."""
+        """Compute the updates of fast and slow params from gradients of the fast params."""
         fast, slow = _check_params(params)
-        now = states.LookaheadState(state.steps_since_sync, slow, state.fast_state)
-        updates, new = self.inner.update(updates, now, fast, **extra_args)
-        moved = jax.tree.map(jnp.subtract, new.slow, slow)
-        return LookaheadParams(updates, moved), LookaheadState(
+        inner_state = states.LookaheadState(state.steps_since_sync, slow, state.fast_state)
+        updates, new = self.inner.update(updates, inner_state, fast, **extra_args)
+        slow_updates = jax.tree.map(jnp.subtract, new.slow, slow)
+        return LookaheadParams(updates, slow_updates), LookaheadState(
             new.inner_state, new.steps_since_sync
         )
 
@@ -74,8 +74,8 @@ def _fast(params: Any) -> Any:
         return params.fast
     if jax.tree.leaves(params):  # placeholders of params have no leaves
         warnings.warn(
-            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: "
-            "they are taken as the fast params.",
+            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams. They are "
+            "used as the fast params.",
             stacklevel=4,
         )
     return params
@@ -84,8 +84,8 @@ def _fast(params: Any) -> Any:
 def _check_params(params: Any) -> LookaheadParams:
     if not isinstance(params, LookaheadParams):
         raise TypeError(
-            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: "
-            "start with LookaheadParams.init_synced(params)."
+            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams. Create "
+            "them by LookaheadParams.init_synced(params)."
         )
     return params
 

@@ -1,4 +1,4 @@
-"""Losses whose arguments broadcast, as in optax, with a warning."""
+"""Losses whose arguments broadcast with a warning, as in optax."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Arguments with one number for every element.
+# Arguments with one number per element of the loss.
 _ELEMENTS = {"predictions", "targets", "logits", "log_predictions", "log_targets", "labels"}
 _ELEMENTS |= {"predictor_outputs", "anchors", "positives", "negatives"}
 # Losses that normalize vectors along the last axis or take their norm, so that a last axis of
 # length 1 must not broadcast.
 _VECTORS = {"softmax_cross_entropy", "poly_loss_cross_entropy", "ranking_softmax_loss"}
 _VECTORS |= {"triplet_margin_loss", "cosine_distance", "cosine_similarity"}
-# Losses of scores and class numbers.
+# Losses of scores `[..., classes]` and class indices `[...]`.
 _ROWS = {"multiclass_hinge_loss", "multiclass_perceptron_loss", "multiclass_sparsemax_loss"}
 _ROWS |= {"softmax_cross_entropy_with_integer_labels"}
-# Losses whose arrays must have equal shapes in optax, too.
+# Losses whose arrays must also have equal shapes in optax.
 _EQUAL = {"squared_error", "l2_loss", "perceptron_loss", "ctc_loss", "ctc_loss_with_forward_probs"}
 _EQUAL |= {"dice_loss", "multiclass_generalized_dice_loss", "binary_dice_loss"}
 
 
 def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loss so that its arguments broadcast to a larger shape, with a warning."""
+    """Wrap a loss such that its arguments broadcast to a common shape, with a warning."""
     if not inspect.isfunction(loss) or loss.__name__ in _EQUAL:
         return loss
     signature, name = inspect.signature(loss), loss.__name__
-    together = _rows if name in _ROWS else _vectors if name in _VECTORS else _elements
+    broadcast = _rows if name in _ROWS else _vectors if name in _VECTORS else _elements
 
     @functools.wraps(loss)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -39,18 +39,19 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
             return loss(*args, **kwargs)
         except ValueError as error:
             bound = signature.bind(*args, **kwargs)
-            given = bound.arguments
-            # The check runs only after fnopt's loss has raised an error, so that equal shapes need
-            # no check.
-            larger = together(given)
-            if larger is None:
+            arguments = bound.arguments
+            # Broadcasting is tried only after an error, so that equal shapes have no overhead.
+            arrays = broadcast(arguments)
+            if arrays is None:
                 raise
-            shapes = ", ".join(f"{k} has shape {jnp.shape(given[k])}" for k in larger)
-            found = f"{shapes}, broadcast to {next(iter(larger.values())).shape}"
+            shapes = ", ".join(f"{k} has shape {jnp.shape(arguments[k])}" for k in arrays)
+            common = next(iter(arrays.values())).shape
             warnings.warn(
-                f"{name}: {found}. fnopt.losses.{name} raises an error for these.", stacklevel=2
+                f"{name}: {shapes}, expected equal shapes; the arrays are broadcast to {common}. "
+                f"fnopt.losses.{name} raises an error for these shapes.",
+                stacklevel=2,
             )
-            bound.arguments.update(larger)
+            bound.arguments.update(arrays)
             try:
                 return loss(*bound.args, **bound.kwargs)
             except ValueError:
@@ -59,24 +60,24 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _elements(given: dict[str, Any]) -> dict[str, jax.Array] | None:
+def _elements(arguments: dict[str, Any]) -> dict[str, jax.Array] | None:
     """Broadcast arrays to a common shape; return None if their shapes are equal or incompatible."""
-    arrays = {k: x for k, x in given.items() if k in _ELEMENTS and x is not None}
-    shape = _common(*map(jnp.shape, arrays.values()))
+    arrays = {k: x for k, x in arguments.items() if k in _ELEMENTS and x is not None}
+    shape = _common_shape(*map(jnp.shape, arrays.values()))
     return None if shape is None else {k: jnp.broadcast_to(x, shape) for k, x in arrays.items()}
 
 
-def _vectors(given: dict[str, Any]) -> dict[str, jax.Array] | None:
-    """Like `_elements`, for vectors of equal length."""
-    found = _elements(given)
-    lengths = {jnp.shape(given[k])[-1:] for k in found or ()} - {()}
-    return found if len(lengths) == 1 else None
+def _vectors(arguments: dict[str, Any]) -> dict[str, jax.Array] | None:
+    """Broadcast arrays of vectors; return None if the vectors have different lengths."""
+    arrays = _elements(arguments)
+    lengths = {jnp.shape(arguments[k])[-1:] for k in arrays or ()} - {()}
+    return arrays if len(lengths) == 1 else None
 
 
-def _rows(given: dict[str, Any]) -> dict[str, jax.Array] | None:
-    """Broadcast scores and class indices to the same rows."""
-    (first, scores), (second, labels) = [*given.items()][:2]
-    shape = _common(jnp.shape(scores)[:-1], jnp.shape(labels))
+def _rows(arguments: dict[str, Any]) -> dict[str, jax.Array] | None:
+    """Broadcast scores and class indices to a common shape of the rows."""
+    (first, scores), (second, labels) = [*arguments.items()][:2]
+    shape = _common_shape(jnp.shape(scores)[:-1], jnp.shape(labels))
     if shape is None:
         return None
     classes = jnp.shape(scores)[-1:]
@@ -86,7 +87,7 @@ def _rows(given: dict[str, Any]) -> dict[str, jax.Array] | None:
     }
 
 
-def _common(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
+def _common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
     try:
         return jnp.broadcast_shapes(*shapes) if len({*shapes}) > 1 else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""Evaluation of functions of examples or microbatches, with rules for accumulating results."""
+"""Evaluation of functions on microbatches, with optax's rules for the accumulation of results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fnopt.numerics import wide_dtype
 
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
-    """A rule that accumulates results: initial carry, step, and final result.
+    """Rule for the accumulation of the results of microbatches.
 
     Args:
-        init: `init(like)`, the initial carry, from the shapes of a microbatch's result.
-        update: `update(carry, result, index)`, the carry after a microbatch.
-        finalize: `finalize(carry)`, the returned value.
-        aggregate: `aggregate(results)`, one result from the list of results of single examples.
+        init: `init(like)` returns the initial carry for a result with the shapes `like`.
+        update: `update(carry, result, index)` returns the carry after a microbatch.
+        finalize: `finalize(carry)` returns the final result.
+        aggregate: `aggregate(results)` combines the stacked results of single examples.
     """
 
     init: Callable[[Any], Any]
@@ -32,11 +32,11 @@ class Accumulator:
 
 
 def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
-    """Convert a rule to an Accumulator.
+    """Convert a rule to an `Accumulator`.
 
     Args:
-        rule: A rule, or its name.
-        parts: Number of parts.
+        rule: An `Accumulator`, an `AccumulationType`, or the name of one.
+        parts: Number of microbatches.
         like: The shapes and dtypes of a microbatch's result.
     """
     if isinstance(rule, Accumulator):
@@ -45,18 +45,19 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
     if rule == AccumulationType.CONCAT:
         return _leafwise(
             _empty_list(parts),
-            lambda listed, y, i: listed.at[i].set(y),
-            # Part `i` has every `k`-th example from the `i`-th on; this restores the order of the
-            # batch.
-            lambda listed: jnp.swapaxes(listed, 0, 1).reshape(-1, *listed.shape[2:]),
+            lambda stack, y, i: stack.at[i].set(y),
+            # Microbatch `i` of `k` has the examples `i`, `i + k`, ..., so that a transpose restores
+            # the order of the batch.
+            lambda stack: jnp.swapaxes(stack, 0, 1).reshape(-1, *stack.shape[2:]),
             lambda y: y,
         )
     means = rule in (AccumulationType.MEAN, AccumulationType.RUNNING_MEAN)
     if means and not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(like)):
         raise ValueError(
-            f"microbatch: a result is not a floating array, expected one for {rule.value}. Sum it."
+            f"microbatch: a result isn't floating, expected a floating array for {rule.value}. "
+            "Accumulate this result by 'sum'."
         )
-    gathering = _leafwise(
+    wide = _leafwise(
         _wide_zeros,
         _update_mean
         if rule == AccumulationType.RUNNING_MEAN
@@ -66,25 +67,25 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
     )
 
     def narrow(carry: Any) -> Any:
-        ends = gathering.finalize(carry)
-        return jax.tree.map(lambda end, x: end.astype(x.dtype), ends, like)
+        results = wide.finalize(carry)
+        return jax.tree.map(lambda result, x: result.astype(x.dtype), results, like)
 
-    return dataclasses.replace(gathering, finalize=narrow)
+    return dataclasses.replace(wide, finalize=narrow)
 
 
 def _leafwise(init: Any, update: Any, finalize: Any, aggregate: Any) -> Accumulator:
-    """Extend a rule for one array to all arrays of a tree."""
-    over = jax.tree.map
+    """Extend a rule for one array to a tree of arrays."""
+    tree_map = jax.tree.map
     return Accumulator(
-        functools.partial(over, init),
-        lambda carry, results, i: over(lambda c, y: update(c, y, i), carry, results),
-        functools.partial(over, finalize),
-        functools.partial(over, aggregate),
+        functools.partial(tree_map, init),
+        lambda carry, results, i: tree_map(lambda c, y: update(c, y, i), carry, results),
+        functools.partial(tree_map, finalize),
+        functools.partial(tree_map, aggregate),
     )
 
 
 def _wide_zeros(like: Any) -> jax.Array:
-    """Zeros, at least float32, because sums over many microbatches are inaccurate in 16 bits."""
+    """Zeros in at least float32, because long sums are inaccurate in 16 bits."""
     return jnp.zeros(like.shape, wide_dtype(like.dtype))
 
 
@@ -93,7 +94,7 @@ def _update_mean(mean: jax.Array, y: jax.Array, i: Any) -> jax.Array:
 
 
 def _empty_list(parts: Any) -> Callable[[Any], jax.Array]:
-    # `vmap` adds the axis of parts to an array that an explicit mesh shards.
+    # `vmap` adds the axis of microbatches without changing the sharding of an explicit mesh.
     def stack(like: Any) -> jax.Array:
         zeros = functools.partial(jnp.zeros, like.shape, like.dtype, device=like.sharding)
         return jax.vmap(lambda _: zeros())(jnp.arange(parts))
@@ -102,15 +103,15 @@ def _empty_list(parts: Any) -> Callable[[Any], jax.Array]:
 
 
 def reshape_batch_axis(tree: Any, microbatch_size: int, axis: int = 0) -> Any:
-    """Split the axis of examples into an axis of microbatches and an axis of their examples.
+    """Split the example axis into an axis of microbatches and an axis of examples.
 
-    Of `k` microbatches, number `i` contains every `k`-th example, beginning with example `i`.
+    Microbatch `i` of `k` contains the examples `i`, `i + k`, `i + 2 k`, ....
     """
 
     def reshape_leaf(x: Any) -> jax.Array:
         x = jnp.asarray(x)
-        new = (*x.shape[:axis], microbatch_size, -1, *x.shape[axis + 1 :])
-        return jnp.swapaxes(x.reshape(new), axis, axis + 1)
+        shape = (*x.shape[:axis], microbatch_size, -1, *x.shape[axis + 1 :])
+        return jnp.swapaxes(x.reshape(shape), axis, axis + 1)
 
     return jax.tree.map(reshape_leaf, tree)
 
@@ -125,37 +126,38 @@ def microbatch(
     in_axes: int | Sequence[int] = 0,
     num_real_microbatches: Any = None,
 ) -> Callable[..., Any]:
-    """Apply a function of a batch to microbatches, one after the other.
+    """Apply a function of a batch to microbatches in a loop and combine the results.
 
-    `fnopt.microbatch` has fewer rules, and accepts batches of any size.
+    `fnopt.microbatch` has fewer rules and accepts batches of any size.
 
     Args:
         fun: The function.
-        argnums: The positions of the arguments with an axis of examples.
+        argnums: The positions of the arguments with an example axis.
         microbatch_size: Number of examples per microbatch, a divisor of the batch size. None for
             the whole batch.
         accumulator: An `AccumulationType`, an `Accumulator`, or a tree of these that is a prefix
             of the results.
-        argnames: The keyword arguments with an axis of examples.
-        in_axes: The axis of examples: one number for all arguments, or one for each of `argnums`
-            and then of `argnames`.
-        num_real_microbatches: Number of microbatches to compute, by default all; it may be traced.
+        argnames: The keyword arguments with an example axis.
+        in_axes: The example axis: an int for all arguments, or a sequence with one axis for each of
+            `argnums`, followed by `argnames`.
+        num_real_microbatches: Number of microbatches to compute, by default all; may be traced.
     """
     if microbatch_size is None:
         return fun
-    places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
-    given = (in_axes,) * len((*places, *names)) if isinstance(in_axes, int) else tuple(in_axes)
-    axes = dict(zip((*places, *names), given, strict=True))
+    keys = (*positions, *names)
+    all_axes = (in_axes,) * len(keys) if isinstance(in_axes, int) else tuple(in_axes)
+    axes = dict(zip(keys, all_axes, strict=True))
 
-    def accumulated(*args: Any, **kwargs: Any) -> Any:
-        every = {**dict(enumerate(args)), **kwargs}
-        parts, cut = _cut({key: every[key] for key in axes}, axes, microbatch_size)
+    def run_microbatches(*args: Any, **kwargs: Any) -> Any:
+        arguments = {**dict(enumerate(args)), **kwargs}
+        parts, split = _split({key: arguments[key] for key in axes}, axes, microbatch_size)
 
         def call_on_part(i: Any) -> Any:
-            own = {key: _part_at(tree, i, axes[key]) for key, tree in cut.items()}
-            some = [own.get(n, arg) for n, arg in enumerate(args)]
-            return fun(*some, **{key: own.get(key, value) for key, value in kwargs.items()})
+            part = {key: _part_at(tree, i, axes[key]) for key, tree in split.items()}
+            part_args = [part.get(n, arg) for n, arg in enumerate(args)]
+            return fun(*part_args, **{key: part.get(key, value) for key, value in kwargs.items()})
 
         like = jax.eval_shape(call_on_part, 0)
         rules = jax.tree.map(
@@ -170,22 +172,25 @@ def microbatch(
         end = jax.lax.fori_loop(0, count, step, start)
         return jax.tree.map(lambda a, carry: a.finalize(carry), rules, end)
 
-    return accumulated
+    return run_microbatches
 
 
-def _cut(trees: dict[Any, Any], axes: dict[Any, int], size: int) -> tuple[int, dict[Any, Any]]:
-    """Number of microbatches, and the arguments with an axis of microbatches."""
-    found = {x.shape[axes[key]] for key, tree in trees.items() for x in jax.tree.leaves(tree)}
-    if len(found) != 1:
-        raise ValueError(f"microbatch: arguments with {sorted(found)} examples, expected one size.")
-    (n,) = found
+def _split(trees: dict[Any, Any], axes: dict[Any, int], size: int) -> tuple[int, dict[Any, Any]]:
+    """Split arguments into microbatches; return the number of microbatches and the arguments."""
+    sizes = {x.shape[axes[key]] for key, tree in trees.items() for x in jax.tree.leaves(tree)}
+    if len(sizes) != 1:
+        raise ValueError(
+            f"microbatch: the arguments have {sorted(sizes)} examples, expected the same number in "
+            "all arguments."
+        )
+    (n,) = sizes
     if n % size:
         raise ValueError(
-            f"microbatch: {n} examples are not divisible by microbatch_size = {size}. Use "
-            "fnopt.microbatch, which allows a smaller last part."
+            f"microbatch: the batch has {n} examples, expected a multiple of microbatch_size = "
+            f"{size}. Use fnopt.microbatch, which allows a smaller last microbatch."
         )
-    cut = {key: reshape_batch_axis(tree, size, axes[key]) for key, tree in trees.items()}
-    return n // size, cut
+    split = {key: reshape_batch_axis(tree, size, axes[key]) for key, tree in trees.items()}
+    return n // size, split
 
 
 def _part_at(tree: Any, i: Any, axis: int) -> Any:
@@ -202,14 +207,14 @@ def micro_vmap(
     accumulator: Any = AccumulationType.CONCAT,
     num_real_microbatches: Any = None,
 ) -> Callable[..., Any]:
-    """Apply `jax.vmap` to a few examples at a time, and accumulate the results by a rule.
+    """Apply `jax.vmap` to microbatches and accumulate the results by a rule.
 
-    In keyword arguments, examples are along the first axis. See `microbatch`.
+    The example axis of keyword arguments is the first axis. See `microbatch`.
     """
     if out_axes != 0:
-        raise NotImplementedError(f"micro_vmap: out_axes = {out_axes}, expected 0.")
+        raise NotImplementedError(f"micro_vmap: out_axes is {out_axes}, expected 0.")
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def run_microbatches(*args: Any, **kwargs: Any) -> Any:
         axes = (in_axes,) * len(args) if isinstance(in_axes, int) else tuple(in_axes)
 
         def map_and_merge(*args: Any, named: Any) -> Any:
@@ -231,7 +236,7 @@ def micro_vmap(
             num_real_microbatches=num_real_microbatches,
         )(*args, named=kwargs)
 
-    return mapped
+    return run_microbatches
 
 
 class Aux(NamedTuple):
@@ -257,15 +262,15 @@ def micro_grad(
 ) -> Callable[..., tuple[Any, Aux]]:
     """Compute, transform and accumulate gradients of single examples.
 
-    Use `fnopt.clipped_grad` or `fnopt.weighted_grad` where possible: they don't form per-example
-    gradients.
+    Use `fnopt.clipped_grad` or `fnopt.weighted_grad` where possible, because these functions don't
+    form per-example gradients.
 
     Args:
         fun: A function of params and a batch.
         has_aux: Whether `fun` returns `(value, aux)`.
         argnums: The positional arguments to differentiate.
-        batch_argnums: The positions of the arguments with an axis of examples.
-        keep_batch_dim: Whether the examples passed to `fun` have an example axis of length one.
+        batch_argnums: The positions of the arguments with an example axis.
+        keep_batch_dim: Whether `fun` receives examples with an example axis of length 1.
         microbatch_size: Number of examples to process at once.
         accumulator: The rule that accumulates the results of `transform_fn`.
         transform_fn: A function of one example's gradient.
@@ -280,10 +285,10 @@ def micro_grad(
     value_and_grad = jax.value_and_grad(fun, argnums, has_aux=has_aux)
 
     def grad_of_example(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
+        call_args = list(args)
         for i in batched if keep_batch_dim else ():
-            given[i] = jax.tree.map(lambda x: x[None], given[i])
-        value, grads = value_and_grad(*given, **kwargs)
+            call_args[i] = jax.tree.map(lambda x: x[None], call_args[i])
+        value, grads = value_and_grad(*call_args, **kwargs)
         value, aux = value if has_aux else (value, None)
         return transform_fn(grads), Aux(value, metrics_fn(grads), aux)
 

@@ -1,4 +1,4 @@
-"""Mean and variance of per-example gradients, tracked in an optimizer's state."""
+"""Mean and variance of per-example gradients in an optimizer's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ Axis = int | Sequence[int]
 
 
 class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
-    """Calls since the last result, whether the last call returned one, running mean and squares."""
+    """State of the moments over several calls.
+
+    Attributes:
+        micro_step: Number of calls since the last result.
+        ready: Whether the last call returned a result.
+        mean_grads: Running mean.
+        sum_sq_diff_grads: Running sum of squared deviations from the mean.
+    """
 
     micro_step: jax.Array
     ready: jax.Array
@@ -31,7 +38,7 @@ class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
 
 
 class PerElementMeanAndVarianceEMAState(NamedTuple):
-    """Step count, decay, and moving averages over the steps, initially zero."""
+    """Step count, decay, and moving averages of mean and variance, initially zero."""
 
     count: jax.Array
     ema_decay: jax.Array
@@ -48,55 +55,55 @@ def _mean_and_squares(updates: Any, axis: Axis) -> tuple[Any, Any]:
 def get_per_element_mean_and_sum_sq_diff_grads(
     per_elt_axis: Axis = 0, accumulation_steps: int = 1
 ) -> Any:
-    """Mean over examples (and several calls), and the sum of squared differences from the mean.
+    """Compute mean and squared deviations over the examples of one or several calls.
 
     The update is `(mean, {"sum_sq_diff_grads": ..., "sample_size": ...})`.
     """
 
     def init(params: Any) -> PerElementMeanAndSumSqDiffGradsState:
-        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        nothing = tree.zeros_like(params)
-        return PerElementMeanAndSumSqDiffGradsState(zero, no, nothing, nothing)
+        zero, false = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        zeros = tree.zeros_like(params)
+        return PerElementMeanAndSumSqDiffGradsState(zero, false, zeros, zeros)
 
-    def at_once(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update_once(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         mean, squares = _mean_and_squares(updates, per_elt_axis)
         size = get_batch_size_from_per_elt_updates(updates, per_elt_axis)
         return (mean, {"sum_sq_diff_grads": squares, "sample_size": size}), state
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        (mean, beside), _ = at_once(updates, state, params)
-        size, step = beside["sample_size"], state.micro_step + 1
-        # Moments of two sets of examples are merged (Chan, Golub and LeVeque, 1979).
+        (mean, moments), _ = update_once(updates, state, params)
+        size, step = moments["sample_size"], state.micro_step + 1
+        # Merge the moments of two sets of examples (Chan, Golub and LeVeque, 1979).
         delta = tree.sub(mean, state.mean_grads)
-        share = state.micro_step * size / step
+        weight = state.micro_step * size / step
         mean = jax.tree.map(lambda m, d: m + d / step, state.mean_grads, delta)
         squares = jax.tree.map(
-            lambda a, s, d: a + s + jnp.square(d) * share,
+            lambda a, s, d: a + s + jnp.square(d) * weight,
             state.sum_sq_diff_grads,
-            beside["sum_sq_diff_grads"],
+            moments["sum_sq_diff_grads"],
             delta,
         )
         ready = step == accumulation_steps
         result = (mean, {"sum_sq_diff_grads": squares, "sample_size": size * step})
-        given = tree.where(ready, result, tree.zeros_like(result))
-        kept = tree.where(ready, tree.zeros_like((mean, squares)), (mean, squares))
+        new_updates = tree.where(ready, result, tree.zeros_like(result))
+        running = tree.where(ready, tree.zeros_like((mean, squares)), (mean, squares))
         count = jnp.where(ready, jnp.zeros_like(step), step)
-        return given, PerElementMeanAndSumSqDiffGradsState(count, ready, *kept)
+        return new_updates, PerElementMeanAndSumSqDiffGradsState(count, ready, *running)
 
     return (
-        Aggregator(init_empty_state, at_once)
+        Aggregator(init_empty_state, update_once)
         if accumulation_steps == 1
         else Aggregator(init, update)
     )
 
 
 def track_per_element_mean_and_variance_with_ema(ema_decay: Any = 0.9) -> Any:
-    """Track moving averages of mean and variance in the state; updates pass unchanged."""
+    """Return updates unchanged; store moving averages of mean and variance in the state."""
 
     def init(params: Any) -> PerElementMeanAndVarianceEMAState:
-        nothing, decay = tree.zeros_like(params), jnp.asarray(ema_decay, jnp.float32)
-        return PerElementMeanAndVarianceEMAState(jnp.zeros((), jnp.int32), decay, nothing, nothing)
+        zeros, decay = tree.zeros_like(params), jnp.asarray(ema_decay, jnp.float32)
+        return PerElementMeanAndVarianceEMAState(jnp.zeros((), jnp.int32), decay, zeros, zeros)
 
     def update(
         updates: Any, state: Any, params: Any = None, *, sum_sq_diff_grads: Any, sample_size: Any
@@ -117,22 +124,22 @@ def track_per_element_mean_and_variance_with_ema(ema_decay: Any = 0.9) -> Any:
 
 
 def get_unbiased_mean_and_variance_ema(state: Any) -> tuple[Any, Any]:
-    """Bias-corrected averages of mean and variance."""
-    found = tree.get(state, "PerElementMeanAndVarianceEMAState")
-    if found is None:
+    """Bias-corrected moving averages of mean and variance."""
+    ema_state = tree.get(state, "PerElementMeanAndVarianceEMAState")
+    if ema_state is None:
         raise ValueError(
-            "the state has no PerElementMeanAndVarianceEMAState, expected the state of "
-            "add_mean_variance_to_opt."
+            "get_unbiased_mean_and_variance_ema: the state has no "
+            "PerElementMeanAndVarianceEMAState, expected the state of add_mean_variance_to_opt."
         )
-    share = 1 - found.ema_decay**found.count
-    averages = (found.mean_grads_ema, found.variance_grads_ema)
-    return jax.tree.map(lambda x: x / share.astype(x.dtype), averages)
+    correction = 1 - ema_state.ema_decay**ema_state.count
+    averages = (ema_state.mean_grads_ema, ema_state.variance_grads_ema)
+    return jax.tree.map(lambda x: x / correction.astype(x.dtype), averages)
 
 
 def add_mean_variance_to_opt(
     opt: Any, ema_decay: Any = 0.9, per_elt_axis: Axis = 0, accumulation_steps: int = 1
 ) -> Any:
-    """Make an optimizer of per-example gradients, with mean and variance in its state."""
+    """Make an optimizer of per-example gradients with their mean and variance in the state."""
     return process(
         preprocessor=identity(),
         aggregator=get_per_element_mean_and_sum_sq_diff_grads(per_elt_axis, accumulation_steps),

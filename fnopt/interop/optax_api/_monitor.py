@@ -1,4 +1,4 @@
-"""Measurements of the updates, stored in the state as in optax."""
+"""Measurements of the updates, with optax's states."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fnopt.numerics import zero_count
 
 
 class SnapshotState(NamedTuple):
-    """A measurement, by its name."""
+    """Dict with a measurement, keyed by its name."""
 
     measurement: dict[str, Any]
 
 
 class MonitorState(NamedTuple):
-    """Measurements by name, with counts and averages."""
+    """Measurements keyed by name, and the step counts and averages of each."""
 
     measurements: dict[str, Any]
     measure_states: tuple[Any, ...]
@@ -34,42 +34,43 @@ class _Averaged(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-    """Combine the states of several snapshots in one state."""
+    """Conversion between `MonitorState` and the states of several `fnopt.monitor.snapshot`s."""
 
     names: tuple[str, ...]
     optax_type: type = MonitorState
 
     def as_optax(self, state: Any) -> MonitorState:
-        """Convert the states of the measurements to optax's state."""
-        found = {name: s.measured[name] for name, s in zip(self.names, state, strict=True)}
-        return MonitorState(found, tuple((s.count, s.average) for s in state))
+        """Convert the states of the snapshots to optax's state."""
+        values = {name: s.measured[name] for name, s in zip(self.names, state, strict=True)}
+        return MonitorState(values, tuple((s.count, s.average) for s in state))
 
     def as_fnopt(self, state: MonitorState) -> Any:
-        """Convert optax's state to the states of the measurements."""
-        beside = zip(self.names, state.measure_states, strict=True)
+        """Convert optax's state to the states of the snapshots."""
+        pairs = zip(self.names, state.measure_states, strict=True)
         return tuple(
             ours.SnapshotState(count, {name: state.measurements[name]}, average)
-            for name, (count, average) in beside
+            for name, (count, average) in pairs
         )
 
 
 def snapshot(measure_name: str, measure: Callable[[Any], Any]) -> Any:
-    """Measure the updates, and store the result in the state under a name."""
+    """Return updates unchanged; store `measure(updates)` in the state under a name."""
     return restated(ours.snapshot(measure_name, measure), _WithoutAverage())
 
 
 @dataclasses.dataclass(frozen=True)
 class _WithoutAverage:
-    """State of a snapshot without an average."""
+    """Conversion between optax's and fnopt's state of a snapshot without an average."""
 
     optax_type: type = SnapshotState
 
     def as_optax(self, state: Any) -> SnapshotState:
-        """Return the measurement alone."""
+        """Convert the state to optax's class, which has no step count."""
         return SnapshotState(state.measured)
 
     def as_fnopt(self, state: SnapshotState) -> Any:
-        """Make a state with step count 0, because only averages count steps."""
+        """Convert the state to fnopt's class."""
+        # The step count may be 0, because only averages depend on it.
         return ours.SnapshotState(zero_count(), state.measurement, ())
 
 
@@ -80,14 +81,17 @@ def measure_with_ema(
     accumulator_dtype: Any = None,
 ) -> Any:
     """Make a measurement for `monitor` with a bias-corrected moving average over the steps."""
-    del accumulator_dtype  # averages are float32 at least
+    del accumulator_dtype  # fnopt's averages are at least float32
     if not debias:
-        raise ValueError("measure_with_ema: debias = False, expected True: there is no other form.")
+        raise ValueError(
+            "measure_with_ema: debias is False, expected True: averages without a bias correction "
+            "aren't supported."
+        )
     return _Averaged(measure, decay)
 
 
 def monitor(measures: dict[str, Any]) -> Any:
-    """Store measurements of the updates in the state; `tree.get(state, name)` returns them.
+    """Store measurements of the updates in the state, where `tree.get(state, name)` reads them.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,8 +101,9 @@ def monitor(measures: dict[str, Any]) -> Any:
         >>> optax.tree.get(state, "norm")
         Array(5., dtype=float32)
     """
-    watchers = []
-    for name, given in measures.items():
-        measure, decay = given if isinstance(given, _Averaged) else (given, None)
-        watchers.append(ours.snapshot(name, measure, decay))
-    return restated(transforms.chain(*watchers), _Measured(tuple(measures)))
+    snapshots = []
+    for name, measurement in measures.items():
+        is_averaged = isinstance(measurement, _Averaged)
+        measure, decay = measurement if is_averaged else (measurement, None)
+        snapshots.append(ours.snapshot(name, measure, decay))
+    return restated(transforms.chain(*snapshots), _Measured(tuple(measures)))

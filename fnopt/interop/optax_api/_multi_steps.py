@@ -1,4 +1,4 @@
-"""Gradient accumulation with optax's class `MultiSteps`."""
+"""`MultiSteps`: gradient accumulation with optax's class and state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _multi_steps(Transformation):
     skips: Callable[..., Any] | None = static(default=None)
 
     def init(self, params: Any) -> MultiStepsState:
-        """Make the state of the accumulation, and the rule's result for zero gradients."""
+        """Initial state, with the rule's result for zero gradients."""
         state = self.inner.init(params)
         zeros = jax.tree.map(jnp.zeros_like, params)
         return self._as_optax(state, self._apply_rule(zeros, state.gradient_step, params)[1])
@@ -32,7 +32,7 @@ class _multi_steps(Transformation):
     def update(
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MultiStepsState]:
-        """Return the accumulated step, or zeros and the old state for skipped gradients."""
+        """Accumulate gradients; for skipped gradients, return zeros and the old state."""
         skip, skip_state = self._apply_rule(updates, state.gradient_step, params)
         updates, inner = self.inner.update(updates, self._as_fnopt(state), params, **extra_args)
         new = self._as_optax(inner, skip_state)
@@ -43,17 +43,17 @@ class _multi_steps(Transformation):
         return updates, select_tree(skip, old, new)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The accumulation."""
+        """Accumulation transform and its state."""
         return (Member("accumulate", self.inner, None if state is None else self._as_fnopt(state)),)
 
     def _apply_rule(self, updates: Any, step: Any, params: Any) -> tuple[Any, Any]:
         return (None, ()) if self.skips is None else self.skips(updates, step, params)
 
-    # optax keeps the mean of the gradients, or their sum, and zero after a step.
+    # optax's state contains the mean (or sum) of the gradients, which is zero after a step.
     def _as_optax(self, state: states.AccumulateState, skip_state: Any) -> MultiStepsState:
         def mean_of_leaf(acc: Any) -> Any:
-            kept = acc / jnp.maximum(state.mini_step, 1).astype(acc.dtype) if self._mean else acc
-            return jnp.where(state.mini_step == 0, jnp.zeros_like(acc), kept)
+            mean = acc / jnp.maximum(state.mini_step, 1).astype(acc.dtype) if self._mean else acc
+            return jnp.where(state.mini_step == 0, jnp.zeros_like(acc), mean)
 
         acc = jax.tree.map(mean_of_leaf, state.acc)
         return MultiStepsState(
@@ -86,7 +86,7 @@ def skip_not_finite(updates: Any, gradient_step: Any, params: Any) -> tuple[Any,
 def skip_large_updates(
     updates: Any, gradient_step: Any, params: Any, max_squared_norm: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Rule for `MultiSteps` that skips gradients with a large norm."""
+    """Rule for `MultiSteps` that skips gradients with a large or NaN norm."""
     del gradient_step, params
     squared = jnp.square(global_norm(updates))
     skip = ~(squared < max_squared_norm)
@@ -98,12 +98,12 @@ class MultiSteps:
 
     Args:
         opt: The optimizer that takes the steps.
-        every_k_schedule: Number of gradients per step: a number, or a function of the number of
+        every_k_schedule: Number of gradients per step: an integer, or a function of the number of
             steps.
-        use_grad_mean: Whether `opt` receives the mean or, if False, the sum of the gradients.
-        should_skip_update_fn: A function such as `skip_not_finite`: `f(updates, gradient_step,
+        use_grad_mean: Whether `opt` receives the mean of the gradients; if False, the sum.
+        should_skip_update_fn: A function such as `skip_not_finite`. `f(updates, gradient_step,
             params)` returns whether to skip these gradients, and a tree to store as `skip_state`.
-        accumulator_dtype: Ignored: sums are at least float32.
+        accumulator_dtype: Ignored, because sums are at least float32.
 
     Example:
         >>> import jax.numpy as jnp
@@ -130,11 +130,11 @@ class MultiSteps:
 
     @property
     def inner_opt(self) -> Any:
-        """The optimizer that takes the steps."""
+        """Optimizer that takes the steps."""
         return self._tx.inner.inner
 
     def init(self, params: Any) -> Any:
-        """Make the initial state."""
+        """Initial state."""
         return self._tx.init(params)
 
     def update(
@@ -148,5 +148,5 @@ class MultiSteps:
         return (state.mini_step == 0) & (state.gradient_step > 0)
 
     def gradient_transformation(self) -> Transformation:
-        """Return this wrapper as a transformation."""
+        """Transformation with the same `init` and `update`."""
         return self._tx

@@ -23,7 +23,7 @@ def scale_by_muon(
     preconditioning: str = "frobenius",
     weight_dimension_numbers: Any = None,
 ) -> Any:
-    """Orthogonalize the mean gradient of every matrix, so that its singular values are near 1."""
+    """Orthogonalize the momentum of every matrix: replace its singular values by about 1."""
     rule = weight_dimension_numbers
     return transforms.chain(
         transforms.ema(beta, accumulator_dtype=mu_dtype, nesterov=nesterov),
@@ -55,7 +55,7 @@ def muon(
     muon_weight_dimension_numbers: Any = None,
     consistent_rms: Any = None,
 ) -> Any:
-    """Train matrices by Muon and all other leaves by AdamW."""
+    """Optimize matrices by Muon and all other leaves by AdamW."""
     options = {"nesterov": nesterov, "adaptive": adaptive, "preconditioning": preconditioning}
     matrices = transforms.chain(
         scale_by_muon(ns_coeffs, ns_steps, beta, eps, mu_dtype, **options),
@@ -70,5 +70,6 @@ def muon(
         nesterov=nesterov,
     )
     numbers = muon_weight_dimension_numbers
-    rule = True if numbers is None else numbers  # all leaves with two axes, whatever their names
+    # True selects all leaves with two axes, as in optax; fnopt's default also considers names.
+    rule = True if numbers is None else numbers
     return optimizers.partition_matrices(matrices, others, rule, label="muon")

@@ -1,4 +1,4 @@
-"""Table from optax's public names to fnopt's."""
+"""Lookup of fnopt's objects by optax's public names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fnopt.interop.optax_api._losses import broadcasting
 from fnopt.interop.optax_api._restated import restate_maker
 from fnopt.interop.optax_api._types import find_state
 
-# Packages that may contain optax's names.
+# Packages with names that may also be names of optax.
 _ROOMS = ("core", "optimizers", "transforms", "schedules", "losses", "projections", "gradients")
 _RENAMED = {
     "Schedule": "core.Schedule",
@@ -50,14 +50,14 @@ _OLD_TREE_NAMES = {
     "tree_linf_norm": functools.partial(tree.norm, ord="inf"),
     "tree_scalar_mul": tree.scale,
 }
-# Names that optax has deprecated, and its advice.
+# Names that optax has deprecated, and optax's replacement.
 _DEPRECATED = {
     "convex_kl_divergence": "use generalized_kl_divergence",
     "optimistic_adam": "use `optimistic_adam_v2` instead",
 }
 # Packages of functions that may return transforms.
 _MAKERS = ("optimizers", "transforms")
-# optax's annotations, which say no more than this.
+# optax's type annotations, which are replaced by `Any`.
 _TYPES = {
     *("MaskOrFn", "OptState", "Params", "ScalarOrSchedule", "ShouldSkipUpdateFunction", "Updates"),
     *("ConditionFn", "TransformInitFn", "TransformUpdateExtraArgsFn", "TransformUpdateFn"),
@@ -68,14 +68,15 @@ NOT_HERE = {
 
 
 class _Namespace(types.ModuleType):
-    """Namespace that replaces a module of optax, with names from one or more packages of fnopt."""
+    """Substitute for a module of optax, with names from one or several packages of fnopt."""
 
     def __init__(self, name: str, prefix: str, *rooms: str) -> None:
         super().__init__(name, f"The names of optax's {name.rpartition('.')[2]}.")
         self._prefix, self._rooms = prefix, rooms
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # names that the import system looks up
+        # The import system looks up names such as `__path__`.
+        if name.startswith("__"):
             raise AttributeError(name)
         if self._prefix and name in _OLD_TREE_NAMES:
             return _OLD_TREE_NAMES[name]
@@ -88,7 +89,7 @@ class _Namespace(types.ModuleType):
 
 
 def namespaces(home: str) -> dict[str, types.ModuleType]:
-    """Namespaces that replace optax's modules in the package `home`, by name."""
+    """Substitutes for optax's modules in the package `home`, keyed by name."""
     rooms = {
         **dict.fromkeys(("contrib", "schedules", "transforms"), ("", home)),
         "losses": ("", home, "fnopt.losses"),
@@ -100,7 +101,7 @@ def namespaces(home: str) -> dict[str, types.ModuleType]:
         "tree": ("", f"{home}._tree", "fnopt.tree"),
         "tree_utils": ("tree_", f"{home}._tree", "fnopt.tree"),
     }
-    return {name: _Namespace(f"{home}.{name}", *found) for name, found in rooms.items()}
+    return {name: _Namespace(f"{home}.{name}", *args) for name, args in rooms.items()}
 
 
 def find(name: str, home: str) -> Any:
@@ -108,10 +109,10 @@ def find(name: str, home: str) -> Any:
 
     Args:
         name: The name.
-        home: The name of the module that requests it.
+        home: The module whose attribute is requested, for the error message.
 
     Raises:
-        AttributeError: If there is no such object; the message names an alternative.
+        AttributeError: If there is no such object; the message suggests an alternative.
     """
     value = _find(name, home)
     return _deprecated(name, value) if name in _DEPRECATED else value
@@ -119,12 +120,12 @@ def find(name: str, home: str) -> Any:
 
 def _deprecated(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(value)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         text = f"{name} is deprecated in optax: {_DEPRECATED[name]}."
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return value(*args, **kwargs)
 
-    return called
+    return call
 
 
 def _find(name: str, home: str) -> Any:
@@ -135,7 +136,7 @@ def _find(name: str, home: str) -> Any:
         return _adapt(room, getattr(importlib.import_module(f"fnopt.{room}"), ours))
     if (state := find_state(name)) is not None:
         return state
-    # The first package with the name, because a name has one meaning in fnopt.
+    # The first package suffices, because a name has one meaning in fnopt.
     for room in () if name.startswith("_") or name in NOT_HERE else _ROOMS:
         package = importlib.import_module(f"fnopt.{room}")
         if name in package.__all__:
@@ -144,6 +145,7 @@ def _find(name: str, home: str) -> Any:
 
 
 def _adapt(room: str, value: Any) -> Any:
+    """Wrap an object of a package such that it accepts optax's arguments."""
     if room == "losses":
         return broadcasting(value)
     rates = {"learning_rate", "max_learning_rate"}
@@ -159,6 +161,6 @@ def _hint(name: str) -> str:
 
 
 def names() -> list[str]:
-    """Available names, for `dir`."""
+    """List the available names, for `dir`."""
     packages = [importlib.import_module(f"fnopt.{room}") for room in _ROOMS]
     return sorted({*(n for p in packages for n in p.__all__), *_RENAMED, *_TYPES} - set(NOT_HERE))

@@ -1,7 +1,7 @@
-"""Clipping and noise for per-example gradients.
+"""Clipping of per-example gradients, and noise.
 
-`fnopt.clipped_grad` clips without forming per-example gradients, at about the cost of the batch
-gradient.
+`fnopt.clipped_grad` clips without forming per-example gradients, at about the cost of the gradient
+of the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, ja
     """Clip the gradient of each example; return the sum and the number of clipped gradients.
 
     Args:
-        grads: A tree of arrays `[n, ...]`.
+        grads: Per-example gradients, a tree of arrays `[n, ...]`.
         l2_norm_clip: The maximum norm of an example's gradient.
     """
     grads = jax.tree.map(_floating, grads)
@@ -34,7 +34,7 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, ja
 
 
 def _floating(g: Any) -> jax.Array:
-    """Convert integer gradients, as in documentation examples, to floating ones."""
+    """Convert integer gradients to floating gradients."""
     return jnp.asarray(g, jnp.result_type(g) if is_inexact(g) else default_float())
 
 
@@ -44,10 +44,10 @@ def per_example_layer_norm_clip(
     """Clip each leaf of each example's gradient; return sums and numbers of clipped leaves.
 
     Args:
-        grads: A tree of arrays `[n, ...]`.
-        global_l2_norm_clip: The maximum norm of an example's whole gradient.
-        uniform: Whether all leaves get an equal share of the squared clipping norm; otherwise, a
-            share in proportion to their size.
+        grads: Per-example gradients, a tree of arrays `[n, ...]`.
+        global_l2_norm_clip: The maximum norm of all leaves of an example's gradient.
+        uniform: Whether the squared clipping norm is divided equally among the leaves, or else in
+            proportion to their sizes.
     """
     leaves, treedef = jax.tree.flatten(grads)
     sizes = [1 if uniform else g[0].size for g in leaves]
@@ -57,34 +57,34 @@ def per_example_layer_norm_clip(
 
 
 class DifferentiallyPrivateAggregateState(NamedTuple):
-    """PRNG key for the next noise."""
+    """PRNG key for the noise of the next step."""
 
     rng_key: jax.Array
 
 
 class _private_mean(Transformation):
-    """Noisy mean of clipped gradients `[n, ...]`."""
+    """Noisy mean of clipped per-example gradients."""
 
-    other_gradients = True  # gradients have an axis of examples
+    other_gradients = True  # gradients have an example axis
 
     l2_norm_clip: Any
     noise_multiplier: Any
     key: Any
 
     def init(self, params: Any) -> DifferentiallyPrivateAggregateState:
-        """Return the key as the state."""
+        """Initial state with the key."""
         del params
         return DifferentiallyPrivateAggregateState(self.key)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, DifferentiallyPrivateAggregateState]:
-        """Return the noisy mean, and a new key."""
+        """Return the noisy mean and a state with a new key."""
         del params, extra_args
         n = jax.tree.leaves(updates)[0].shape[0]
-        key, own = jax.random.split(state.rng_key)
+        key, noise_key = jax.random.split(state.rng_key)
         summed, _ = per_example_global_norm_clip(updates, self.l2_norm_clip)
-        noisy, _ = add_noise(summed, own, self.noise_multiplier, self.l2_norm_clip)
+        noisy, _ = add_noise(summed, noise_key, self.noise_multiplier, self.l2_norm_clip)
         mean = jax.tree.map(lambda g: g / jnp.asarray(n, g.dtype), noisy)
         return mean, DifferentiallyPrivateAggregateState(key)
 
@@ -92,19 +92,19 @@ class _private_mean(Transformation):
 def differentially_private_aggregate(
     l2_norm_clip: Any, noise_multiplier: Any, key: Any = None, *, seed: Any = None
 ) -> Any:
-    """Clip every gradient of `[n, ...]`, average them, and add Gaussian noise.
+    """Clip per-example gradients `[n, ...]`, average them, and add Gaussian noise.
 
     Args:
         l2_norm_clip: The maximum norm of an example's gradient.
-        noise_multiplier: The noise's standard deviation, relative to `l2_norm_clip`.
+        noise_multiplier: The standard deviation of the noise, divided by `l2_norm_clip`.
         key: A PRNG key, or a seed.
         seed: Alias of `key`.
     """
-    given = key if key is not None else seed
-    if given is None or isinstance(given, int):
-        given = jax.random.key(given or 0)
-    given = check_key(given, "differentially_private_aggregate")
-    return _private_mean(l2_norm_clip, noise_multiplier, given)
+    key = key if key is not None else seed
+    if key is None or isinstance(key, int):
+        key = jax.random.key(key or 0)
+    key = check_key(key, "differentially_private_aggregate")
+    return _private_mean(l2_norm_clip, noise_multiplier, key)
 
 
 def dpsgd(
@@ -115,7 +115,7 @@ def dpsgd(
     momentum: Any = None,
     nesterov: bool = False,
 ) -> Any:
-    """Gradient descent with the differentially private mean of gradients `[n, ...]`."""
+    """Gradient descent with the differentially private mean of per-example gradients `[n, ...]`."""
     private = differentially_private_aggregate(l2_norm_clip, noise_multiplier, seed)
     descent = optimizers.sgd(as_schedule(learning_rate), momentum, nesterov)
     return transforms.chain(private, descent)

@@ -1,4 +1,4 @@
-"""Wrappers whose states have optax's fields, for scripts that read these fields."""
+"""Wrappers whose states have optax's field names, for scripts that read these fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fnopt.transforms import states
 
 
 class MultiStepsState(NamedTuple):
-    """Calls since the last step, step count, the optimizer's state, the sum, `skip_state`."""
+    """Calls since the last step, step count, inner state, accumulated gradients, `skip_state`."""
 
     mini_step: Any
     gradient_step: Any
@@ -23,7 +23,7 @@ class MultiStepsState(NamedTuple):
 
 
 class SAMState(NamedTuple):
-    """Steps since the last synchronization, both inner states, and the unperturbed params."""
+    """Steps since the last synchronization, both inner states, unperturbed params."""
 
     steps_since_sync: Any
     opt_state: Any
@@ -32,7 +32,7 @@ class SAMState(NamedTuple):
 
 
 class ScheduleFreeState(NamedTuple):
-    """`b1`, the sum of weights, the step count, the largest rate, the inner state, and `z`."""
+    """`b1`, sum of weights, step count, largest learning rate, inner state, and `z`."""
 
     b1: Any
     weight_sum: Any
@@ -43,7 +43,7 @@ class ScheduleFreeState(NamedTuple):
 
 
 class MechanicState(NamedTuple):
-    """State of the optimizer, Mechanic's statistics per decay, and the initial params."""
+    """State of the optimizer, Mechanic's statistics per decay, initial params."""
 
     base_optimizer_state: Any
     r: Any
@@ -54,19 +54,19 @@ class MechanicState(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """The states of the transforms, by label."""
+    """States of the transforms, keyed by label."""
 
     inner_states: dict[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Renamed:
-    """Conversion of a state between fnopt's class and optax's.
+    """Conversion of a state between fnopt's class and a class with optax's field names.
 
     Args:
         own: fnopt's class.
-        there: The class with optax's field names.
-        names: Pairs of field names (fnopt's, optax's) that differ.
+        optax_type: The class with optax's field names.
+        names: Pairs of different field names, fnopt's and optax's.
     """
 
     own: type
@@ -86,22 +86,22 @@ class Renamed:
 
 @dataclasses.dataclass(frozen=True)
 class ByLabel:
-    """Conversion of a partition's states: by label in optax, by the label's index in fnopt."""
+    """Conversion of a partition's states, keyed by label in optax and by index in fnopt."""
 
     labels: tuple[Any, ...]
     optax_type: type = PartitionState
 
     def as_optax(self, state: dict[int, Any]) -> PartitionState:
-        """Convert to states by label, in optax's class for masked transforms."""
+        """Convert to states keyed by label, in optax's class for masked transforms."""
         return PartitionState({self._key(i): states.MaskedState(s) for i, s in state.items()})
 
     def as_fnopt(self, state: PartitionState) -> dict[int, Any]:
-        """Convert to states by index."""
+        """Convert to states keyed by index."""
         inner = state.inner_states
         return {i: inner[self._key(i)].inner_state for i in range(len(self.labels))}
 
     def _key(self, i: int) -> Any:
-        # JAX sorts the keys of a dict, so labels without an order are replaced by indices.
+        # JAX sorts the keys of a dict, so labels that can't be sorted are replaced by indices.
         try:
             sorted(self.labels)
         except TypeError:
@@ -110,7 +110,7 @@ class ByLabel:
 
 
 class restated(Transformation):
-    """Transform whose state is converted to another class."""
+    """Transform whose state is converted to optax's class."""
 
     floating_alone = True
 
@@ -119,37 +119,36 @@ class restated(Transformation):
 
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the inner transform takes gradients whose structure differs from the params'."""
+        """Whether gradients may have another structure than the params."""
         return self.inner.other_gradients
 
     def init(self, params: Any) -> Any:
-        """Make the inner state, converted to the other class."""
+        """Initial state in optax's class."""
         return self.form.as_optax(self.inner.init(params))
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Apply the update of the inner transform."""
-        own = self._as_fnopt(state)
-        updates, new = self.inner.update(updates, own, params, **extra_args)
+        """Apply the inner transform."""
+        updates, new = self.inner.update(updates, self._as_fnopt(state), params, **extra_args)
         return updates, self.form.as_optax(new)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The inner transform."""
-        own = None if state is None else self._as_fnopt(state)
-        return (Member(self.inner._place, self.inner, own),)
+        """Inner transform and its state."""
+        inner_state = None if state is None else self._as_fnopt(state)
+        return (Member(self.inner._place, self.inner, inner_state),)
 
     def _as_fnopt(self, state: Any) -> Any:
         if not isinstance(state, self.form.optax_type):
             raise TypeError(
                 f"the state is a {type(state).__name__}, expected "
-                f"{self.form.optax_type.__name__}. It looks like the state of another "
-                "optimizer: use the state that init(params) returned."
+                f"{self.form.optax_type.__name__}. It may be the state of another optimizer; use "
+                "the state that init(params) returned."
             )
         return self.form.as_fnopt(state)
 
 
-# Transforms whose states have other field names in optax, by their names.
+# Conversions of states that have other field names in optax, keyed by the transform's name.
 FORMS = {
     "sam": Renamed(states.SAMState, SAMState, (("inner_state", "opt_state"),)),
     "schedule_free": (
@@ -168,7 +167,7 @@ FORMS = {
 
 
 def restate_maker(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a factory of transforms if optax has another class for their states."""
+    """Wrap a factory of transforms if their states have other field names in optax."""
     if name not in FORMS:
         return make
 

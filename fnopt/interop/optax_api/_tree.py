@@ -1,4 +1,4 @@
-"""Search in states, also by optax's class names."""
+"""Search of states by fnopt's or optax's class names."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fnopt.interop.optax_api._types import find_state
 def get(
     tree: Any, key: Any, default: Any = None, filtering: Callable[[Any, Any], bool] | None = None
 ) -> Any:
-    """Get the only entry with a name in a tree; states also by optax's class names."""
+    """Get the only entry with a name; optax's name of a state class is also accepted."""
     return own.get(tree, _own_name(key), default, filtering)
 
 
 def get_all_with_path(
     tree: Any, key: Any, filtering: Callable[[Any, Any], bool] | None = None
 ) -> list[tuple[Any, Any]]:
-    """List all entries with a name in a tree; states also by optax's class names."""
+    """List all entries with a name; optax's name of a state class is also accepted."""
     return own.get_all_with_path(tree, _own_name(key), filtering)
 
 
 def sum(tree: Any, associative_reduction: bool = False) -> Any:
-    """Sum all elements; with `associative_reduction`, leaves are summed pairwise."""
+    """Sum of all elements; with `associative_reduction`, leaves are summed pairwise."""
     if not associative_reduction:
         return own.sum(tree)
     return jax.tree.reduce_associative(jnp.add, jax.tree.map(jnp.sum, tree), identity=0)

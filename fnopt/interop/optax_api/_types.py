@@ -11,7 +11,7 @@ from fnopt.core import Transformation, from_pair
 
 
 class _Pair(type):
-    """Metaclass whose calls return fnopt transformations, which are instances of its classes."""
+    """Metaclass whose calls return fnopt transformations, which pass `isinstance` checks."""
 
     def __call__(cls, init: Any, update: Any) -> Transformation:
         return from_pair(init, update)
@@ -38,25 +38,25 @@ class GradientTransformation(metaclass=_Pair):
 
 
 class GradientTransformationExtraArgs(GradientTransformation, metaclass=_Pair):
-    """An (init, update) pair with extra arguments, which every fnopt Transformation accepts."""
+    """An (init, update) pair with extra arguments, such as every fnopt Transformation."""
 
 
 MaskedNode = type(None)  # leaves that a mask excludes
 
 
 def init_empty_state(params: Any) -> EmptyState:
-    """Make the state of a stateless transformation."""
+    """State of a stateless transformation."""
     del params
     return EmptyState()
 
 
 def with_extra_args_support(tx: Any) -> Any:
-    """Return a transformation unchanged, because all fnopt transformations take extra arguments."""
+    """Return `tx` unchanged, because all fnopt transformations accept extra arguments."""
     return tx
 
 
 class AccumulationType(enum.StrEnum):
-    """Rule by which `microbatch` accumulates results."""
+    """Rule of `microbatch` for the accumulation of results."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -87,14 +87,14 @@ _RENAMED = {
     "ConditionallyMaskState": "ConditionallyState",
     "ConditionallyTransformState": "ConditionallyState",
     "ReduceLROnPlateauState": "ReduceOnPlateauState",
-    # In fnopt the belief is a slot of Adam's state.
+    # In fnopt, the variance of AdaBelief is a slot of Adam's state.
     "ScaleByBeliefState": "ScaleByAdamState",
     **dict.fromkeys(_WITHOUT_FIELDS, "EmptyState"),
 }
 
 
 def find_state(name: str) -> Any:
-    """State class with this name, or None."""
+    """State class with a name of optax or fnopt; `None` if there is no such class."""
     if name not in _RENAMED and not name.endswith("State"):
         return None
     ours = _RENAMED.get(name, name)

@@ -61,7 +61,7 @@ def partition(
     from fnopt.transforms import partition
 
     _check_extra_args(mask_compatible_extra_args)
-    # Numbers replace labels, which may be of any class, and of several classes.
+    # Indices replace labels, because labels of different classes can't be sorted.
     number = {label: i for i, label in enumerate(transforms)}
     parts = {number[label]: tx for label, tx in transforms.items()}
 
@@ -84,24 +84,24 @@ def partition(
 def _check_extra_args(mask_compatible_extra_args: bool) -> None:
     if mask_compatible_extra_args:
         raise ValueError(
-            "mask_compatible_extra_args = True, expected False: extra arguments are "
-            "passed unchanged. Mask the trees among them before the call."
+            "mask_compatible_extra_args is True, expected False: extra arguments are passed "
+            "unchanged. Mask trees among the extra arguments before the call."
         )
 
 
 def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Any:
-    """Scale by minus the learning rate; without `flip_sign`, by the learning rate."""
+    """Scale updates by the negative learning rate; without `flip_sign`, by the learning rate."""
     descent = transforms.scale_by_learning_rate(as_schedule(learning_rate))
     return descent if flip_sign else transforms.chain(descent, transforms.scale(-1.0))
 
 
 def scale_by_schedule(step_size_fn: Callable[[Any], Any]) -> Any:
-    """Scale by a function of the step."""
+    """Scale updates by a function of the step."""
     return transforms.scale_by_schedule(as_schedule(step_size_fn))
 
 
 def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
-    """Make a transform from a function of one gradient leaf and its param."""
+    """Make a stateless transform from a function of a gradient leaf and a param."""
 
     def map_leaves(updates: Any, params: Any) -> Any:
         trees = (updates,) if params is None else (updates, params)
@@ -111,7 +111,7 @@ def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
 
 
 def centralize() -> Any:
-    """Subtract from every array its mean over all axes except the first.
+    """Subtract the mean over all axes except the first from every array.
 
     `fnopt.centralize` averages over all axes except the last, which is the output axis in flax and
     Keras.
@@ -122,14 +122,14 @@ def centralize() -> Any:
 
 
 def join_schedules(schedules: Any, boundaries: Any) -> Any:
-    """Join schedules, which may be plain functions, at boundaries."""
+    """Join schedules or functions of the step at boundaries."""
     from fnopt.schedules import join_schedules
 
     return join_schedules(tuple(map(as_schedule, schedules)), tuple(boundaries))
 
 
 def add_noise(eta: Any, gamma: Any, key: Any = None, seed: Any = None) -> Any:
-    """Add Gaussian noise, from a `key` or a `seed`, whose variance decreases with the step."""
+    """Add Gaussian noise whose variance decreases with the step; pass a `key` or a `seed`."""
     return transforms.add_gradient_noise(eta, gamma, key=_key(key, seed))
 
 
@@ -141,11 +141,11 @@ def noisy_sgd(
 
 
 def _key(key: Any, seed: Any) -> Any:
-    given = key if key is not None else seed
-    return 0 if given is None else given
+    key = key if key is not None else seed
+    return 0 if key is None else key
 
 
-# Adam with another default, not a method of its own: `nesterov=False` makes it Adam again.
+# Functions with another default instead of methods: `nesterov=False` yields Adam.
 nadam = functools.partial(bridge(optimizers.adam), nesterov=True)
 nadamw = functools.partial(bridge(optimizers.adamw), nesterov=True)
 
@@ -155,15 +155,15 @@ class StatefulSchedule(abc.ABC):
 
     @abc.abstractmethod
     def init(self) -> Any:
-        """Make the initial state."""
+        """Initial state."""
 
     @abc.abstractmethod
     def update(self, state: Any, **extra_args: Any) -> Any:
-        """Return the state after a step."""
+        """State after a step."""
 
     @abc.abstractmethod
     def __call__(self, state: Any, **extra_args: Any) -> Any:
-        """The value at a step."""
+        """Value of the schedule in a state."""
 
 
 class WrappedScheduleState(NamedTuple):
@@ -183,11 +183,11 @@ class WrappedSchedule(StatefulSchedule):
     schedule_fn: Callable[[Any], Any]
 
     def init(self) -> WrappedScheduleState:
-        """Make a state with a step count of zero."""
+        """Initial state with a step count of zero."""
         return WrappedScheduleState(zero_count())
 
     def update(self, state: WrappedScheduleState, **extra_args: Any) -> WrappedScheduleState:
-        """Increment the count."""
+        """Increment the step count."""
         del extra_args
         return WrappedScheduleState(safe_increment(state.count))
 
@@ -197,7 +197,7 @@ class WrappedSchedule(StatefulSchedule):
 
 
 class _printing(transforms.Wrapper):
-    """Line search that prints its errors if it doesn't satisfy a criterion."""
+    """Line search that prints a message if no step satisfies the criteria."""
 
     State = None
     floating_alone = True
@@ -208,7 +208,7 @@ class _printing(transforms.Wrapper):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Take the step of the line search; print a message if the search failed."""
+        """Apply the line search; print a message if the search failed."""
         scaled, state = self.inner.update(updates, state, params, **extra_args)
         errors = {"decrease": state.info.decrease_error}
         if isinstance(state.info, ZoomLinesearchInfo):
@@ -216,27 +216,30 @@ class _printing(transforms.Wrapper):
         text = f"{self.name}: no step meets the criteria. Step {{step}}, value {{value}}, " + (
             ", ".join(f"error of the {name} {{{name}}}" for name in errors)
         )
-        missed = functools.reduce(
+        failed = functools.reduce(
             jax.numpy.logical_or, [e > self.tolerance for e in errors.values()]
         )
 
         def report() -> None:
             jax.debug.print(text, step=state.learning_rate, value=state.value, **errors)
 
-        # The callback runs only in steps that miss the criteria.
-        jax.lax.cond(missed, report, lambda: None)
+        # `cond`, so that the host callback runs only after a failed search.
+        jax.lax.cond(failed, report, lambda: None)
         return scaled, state
 
 
 def _accept_verbose(search: Any, tolerance: str) -> Any:
+    """Add the argument `verbose` to a line search; `tolerance` is the name of an attribute."""
+
     @functools.wraps(search)
     def make(*args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         tx = search(*args, **kwargs)
         return _printing(tx, getattr(tx, tolerance), search.__name__) if verbose else tx
 
-    own = inspect.signature(search)
-    more = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False)
-    make.__signature__ = own.replace(parameters=[*own.parameters.values(), more])  # pyright: ignore[reportAttributeAccessIssue]
+    signature = inspect.signature(search)
+    verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False)
+    parameters = [*signature.parameters.values(), verbose]
+    make.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
     return make
 
 

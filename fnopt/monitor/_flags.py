@@ -267,7 +267,7 @@ def _update_flags(
     fields = {}
     for kind, (enter, leave) in criteria.items():
         flag, streak = getattr(state, kind), getattr(state, f"{kind}_streak")
-        # Nonfinite values raise the flag without delay.
+        # Non-finite values raise the flag without delay.
         required = jnp.where(flag, patience, 1) if kind == "nonfinite" else patience
         streak = jnp.where(jnp.where(flag, leave, enter), streak + 1, jnp.zeros_like(streak))
         change = streak >= required

@@ -133,7 +133,7 @@ def health(
 
     Call `health` inside the jitted step. Only the requested statistics are computed, in float32 for
     16-bit leaves. Non-finite elements make the norm infinite or NaN, and `nonfinite` counts such
-    elements. Elements are tested only in steps with a nonfinite norm.
+    elements. Elements are tested only in steps with a non-finite norm.
 
     Args:
         tree: Gradients or updates: a tree of floating or complex arrays. Leaves of other types

@@ -132,7 +132,7 @@ def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> Histor
 
     Args:
         records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`. Other entries
-            are ignored. Records from JSON lines have `None` in place of nonfinite numbers.
+            are ignored. Records from JSON lines have `None` in place of non-finite numbers.
         prefix: The prefix of the health entries, if any, such as `'grads'`.
 
     Returns:

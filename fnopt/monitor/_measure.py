@@ -139,7 +139,7 @@ class _Leaves:
 
     def nonfinite(self) -> jax.Array:
         # A norm is finite only if all elements are finite, so elements are tested only in steps
-        # with a nonfinite norm.
+        # with a non-finite norm.
         healthy = jnp.all(jnp.isfinite(self.length))
         bad = lambda x: jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)  # noqa: E731
         zeros = lambda: jnp.zeros(len(self.grouping.names), self.dtype)  # noqa: E731

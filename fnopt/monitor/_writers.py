@@ -104,7 +104,7 @@ def _as_json(value: Any) -> Any:
 class JsonLines(Writer):
     """Append records to a file, one JSON object per line.
 
-    Every line is flushed, so that no record is lost if the program crashes. Nonfinite numbers are
+    Every line is flushed, so that no record is lost if the program crashes. Non-finite numbers are
     written as `null`, because JSON has no NaN.
 
     Args:

@@ -263,7 +263,7 @@ class BatchJacobian:
         """Convert weights of this device's residuals to arrays `[n, k]`, one per function."""
         if len(jax.tree.leaves(weights)) == 1 and jnp.shape(weights) == (self.shape[0],):
             parts = zip(self._parts, self.split(weights), strict=True)
-            return [part.own(x) for part, x in parts]
+            return [part.local_rows(x) for part, x in parts]
         check_same_tree(weights, self.residuals, f"{_NAME}: weights", "the residuals")
         return self.parts(weights)
 

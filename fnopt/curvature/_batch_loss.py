@@ -103,20 +103,20 @@ class BatchLoss:
     def gram(self) -> jax.Array:
         r""":math:`Q^\top J J^\top Q`, in coordinates in which `H` is diagonal."""
         K = self.J.gram().astype(self.dtype)
-        return self.into(self.into(K).T)
+        return self.rotate(self.rotate(K).T)
 
     def times_gram(self, x: jax.Array) -> jax.Array:
         """Product of the Gram matrix with a vector, by a backward and a forward pass."""
-        product = self.J.mv(self.J.rmv(self.back(x)))
-        return self.into(self.J.flatten(self.J.parts(product)).astype(self.dtype))
+        product = self.J.mv(self.J.rmv(self.rotate_back(x)))
+        return self.rotate(self.J.flatten(self.J.parts(product)).astype(self.dtype))
 
-    def into(self, x: jax.Array) -> jax.Array:
+    def rotate(self, x: jax.Array) -> jax.Array:
         r"""Transform `x`, `[N, ...]`, to coordinates in which `H` is diagonal: :math:`Q^\top x`."""
-        return self._map_parts(OutputHessian.into, x)
+        return self._map_parts(OutputHessian.rotate, x)
 
-    def back(self, x: jax.Array) -> jax.Array:
+    def rotate_back(self, x: jax.Array) -> jax.Array:
         """Transform `x`, `[N, ...]`, from coordinates in which `H` is diagonal: `Q x`."""
-        return self._map_parts(OutputHessian.back, x)
+        return self._map_parts(OutputHessian.rotate_back, x)
 
     def rounding(self, eps: float) -> jax.Array:
         """Standard error of the loss if all outputs have independent rounding errors of `eps`."""

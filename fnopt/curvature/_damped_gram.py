@@ -58,8 +58,8 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     draws = jax.random.normal(jax.random.key(0), (size, min(rank, size)), dtype)
     omega = jnp.linalg.qr(draws)[0]
     sketch = jax.lax.map(times, omega.T).T
-    # Frangella, Tropp and Udell (2023), algorithm 2.1: a shift of the size of the rounding error
-    # keeps the core matrix positive definite.
+    # Frangella, Tropp and Udell (2023), algorithm 2.1: a shift by the rounding error keeps the core
+    # matrix positive definite.
     tiny, scale = jnp.asarray(jnp.finfo(dtype).tiny, dtype), _largest(sketch)
     shift = size**0.5 * jnp.finfo(dtype).eps * jnp.linalg.norm(sketch / scale) * scale
     shift = jnp.maximum(shift, tiny)

@@ -48,7 +48,7 @@ def _signs(key: jax.Array, like: Any) -> Any:
 
 
 def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples: int) -> Estimate:
-    """Mean and variance over probes by Welford's recurrence, with one probe in memory at a time."""
+    """Mean over probes and its variance, by Welford's recurrence with one probe in memory."""
     shapes = jax.eval_shape(probe, key)
     zeros = jax.tree.map(
         lambda x: reshard_like(jnp.zeros(x.shape, compute_dtype(x.dtype)), x), shapes

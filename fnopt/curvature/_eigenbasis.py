@@ -1,9 +1,9 @@
 r"""Blocks of a Gauss-Newton matrix in the eigenbases of their Kronecker factors.
 
-Let :math:`A = Q_A \Lambda_A Q_A^\top` and :math:`G = Q_G \Lambda_G Q_G^\top`. Among all diagonal
-matrices in the basis :math:`Q_A \otimes Q_G`, the second moments of the gradients `M` have the
-smallest error in the Frobenius norm (George et al., 2018, arXiv:1806.03884). They replace the
-products of eigenvalues:
+Let :math:`A = Q_A \Lambda_A Q_A^\top` and :math:`G = Q_G \Lambda_G Q_G^\top`. In the basis
+:math:`Q_A \otimes Q_G`, the best diagonal matrix (in the Frobenius norm) contains the second
+moments of the gradients `M`. These moments replace the products of eigenvalues (George et al.,
+2018, arXiv:1806.03884):
 
 .. math:: A \otimes G \to (Q_A \otimes Q_G) \operatorname{diag} S (Q_A \otimes Q_G)^\top,
     \qquad S = E[(Q_A^\top M Q_G)^2]
@@ -85,7 +85,7 @@ def _pad_factor(factor: jax.Array, size: int) -> jax.Array:
 
 
 def rebase_moments(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
-    r"""Transform the diagonal second moments from the old bases to the new ones.
+    r"""Transform the diagonal second moments from the old bases to the new bases.
 
     .. math:: S'_{ij} = \sum_{kl} (Q'^\top_A Q_A)_{ik}^2 \, S_{kl} \, (Q_G^\top Q'_G)_{lj}^2
     """

@@ -55,8 +55,8 @@ class FormedRows(NamedTuple):
         r"""The product :math:`J^\top a`, a tree like the params, float32 or wider."""
 
         def pull_leaf(rows: jax.Array) -> jax.Array:
-            wide = widen(replicate(rows))
-            return jnp.tensordot(a.astype(wide.dtype), wide, 2, precision=HIGHEST)
+            J = widen(replicate(rows))
+            return jnp.tensordot(a.astype(J.dtype), J, 2, precision=HIGHEST)
 
         a = replicate(weights)  # an explicit mesh may shard an axis of the sum
         return jax.tree.map(pull_leaf, self.rows)
@@ -70,8 +70,8 @@ class FormedRows(NamedTuple):
 
 def _matrix(rows: jax.Array) -> jax.Array:
     # JAX can't merge the first two axes if an explicit mesh shards the first axis.
-    wide = widen(replicate(rows))
-    return wide.reshape(wide.shape[0] * wide.shape[1], -1)
+    J = widen(replicate(rows))
+    return J.reshape(J.shape[0] * J.shape[1], -1)
 
 
 def form_rows(bound: BoundLoss, batch: Any) -> FormedRows:
@@ -84,7 +84,7 @@ def form_rows(bound: BoundLoss, batch: Any) -> FormedRows:
     return FormedRows(*jax.vmap(rows_of_example)(batch))
 
 
-def rows_of_all_devices(
+def multiply_all_rows(
     product: Callable[[Any], jax.Array], rows: GhostRows | FormedRows, axis_name: Any
 ) -> jax.Array:
     """Products with the rows of all devices, concatenated: `[n, devices m]`.
@@ -98,7 +98,7 @@ def rows_of_all_devices(
         axis_name: The named axis of the devices.
     """
     count, device = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
-    # Only the arrays of a tape are sent; its plan is the same on all devices.
+    # Of a tape only the arrays are sent, because all devices have the same plan.
     is_formed = isinstance(rows, FormedRows)
     arrays, treedef = jax.tree.flatten(rows if is_formed else (rows.tape, rows.formed))
     ring = [(i, (i + 1) % count) for i in range(count)]
@@ -142,8 +142,8 @@ class JacobianPart:
             tape_is_smaller = self.ghost.plan.bytes < gradient_bytes(self.bound.params)
             self.ghost = self.ghost if tape_is_smaller else None
 
-    def own(self, x: jax.Array) -> jax.Array:
-        """Select this device's rows of an array with the rows of all devices."""
+    def local_rows(self, x: jax.Array) -> jax.Array:
+        """Select this device's rows from an array with the rows of all devices."""
         if self.axis_name is None:
             return x
         n = self.bound.size
@@ -176,7 +176,7 @@ class JacobianPart:
         """Apply a function to all chunks, and concatenate the results along the example axis."""
         return map_chunks(fn, batch, self.bound.size, self.chunk_size)
 
-    def of_all_devices(self) -> JacobianPart:
+    def gather_examples(self) -> JacobianPart:
         """Copy this part with the examples of all devices; rows are computed on demand."""
         batch = all_gather_tree(self.bound.batch, self.axis_name)
         everywhere = copy.copy(self)
@@ -194,10 +194,10 @@ class JacobianPart:
             return self._products(other)
         if self.chunk_size is None and other.chunk_size is None:
             product = functools.partial(_gram, self, self.rows, other)
-            local_rows = rows_of_all_devices(product, other.rows, self.axis_name)
+            gram_rows = multiply_all_rows(product, other.rows, self.axis_name)
         else:
-            local_rows = self._products(other.of_all_devices())
-        return all_gather_tree(local_rows, self.axis_name)
+            gram_rows = self._products(other.gather_examples())
+        return all_gather_tree(gram_rows, self.axis_name)
 
     def _products(self, other: JacobianPart) -> jax.Array:
         if self.chunk_size is None and other.chunk_size is None:

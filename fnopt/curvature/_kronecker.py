@@ -52,8 +52,8 @@ Matrices = tuple[jax.Array, ...]
 """One array per stack: `[T, D, K]`, or `[T, D]` for blocks with fewer than two factors."""
 
 SHARING = ("expand", "reduce")
-# 8 GiB per device for the rows of the output Hessian's root and for the cotangents of the model: a
-# tenth of an accelerator with 80 GB.
+# 8 GiB per device, a tenth of an accelerator with 80 GB, for the rows of the output Hessian's root
+# and the cotangents of the model.
 _MAX_BYTES = 2**33
 
 
@@ -98,7 +98,7 @@ class KroneckerModel:
         check_choice(spec.sharing, SHARING, "sharing", spec.name)
         self.spec, self.batch = spec, batch
         self.devices: int = psum(1, spec.axis_name)
-        params = self.own(params)
+        params = self.mark_varying(params)
         self.bound, self.layout = bind(spec.model_fn, params, batch, spec.name)
         self.dtype = common_dtype(params)
         check_loss(self.loss, self.layout.size, self.dtype, batch, spec.name)
@@ -135,7 +135,7 @@ class KroneckerModel:
                 f"which needs {n * bytes_per_row / 1e9:.2g} GB per sample."
             )
 
-    def own(self, tree: Any) -> Any:
+    def mark_varying(self, tree: Any) -> Any:
         """Mark a tree as device-varying, so that derivatives refer to this device's examples."""
         if self.spec.axis_name is None:
             return tree
@@ -174,7 +174,7 @@ class KroneckerModel:
         return self.factors_of(self.tape(outputs, key))
 
     def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
-        """Tape of the inputs and cotangents of all products, for factors and moments."""
+        """Record the inputs and cotangents of all products, for factors and moments."""
         # The factors are constants of a step, so derivatives don't propagate through the curvature.
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
         if is_sharded(outputs):  # the examples are sharded over devices
@@ -222,21 +222,21 @@ class KroneckerModel:
             rows = functools.partial(softmax_rows, self.loss, samples=spec.samples)
             return jax.vmap(rows)(outputs, self.batch, keys_of(outputs, key, spec.axis_name))
         if draw is None:
-            of_all = self.loss, outputs, self.batch, key, spec.samples, spec.name
-            return output_rows(*of_all, spec.axis_name)
+            arguments = self.loss, outputs, self.batch, key, spec.samples, spec.name
+            return output_rows(*arguments, spec.axis_name)
 
         def draw_label(key: jax.Array, f: jax.Array, example: Any) -> Any:
             return draw(key, self.layout.unflatten(f), example)
 
-        of_all = self.loss, draw_label, outputs, self.batch, key, spec.samples or 1
-        return drawn_rows(*of_all, spec.axis_name)
+        arguments = self.loss, draw_label, outputs, self.batch, key, spec.samples or 1
+        return drawn_rows(*arguments, spec.axis_name)
 
     def inverses(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
-        """Inverses of all damped factors."""
+        """Compute the inverses of all damped factors."""
         return inverse_factors(self.stacks, factors, damping, self.spec.axis_name)
 
     def bases(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
-        """Eigenbases of blocks with two factors, and inverses of the other damped blocks."""
+        """Compute eigenbases of blocks with two factors, and inverses of other damped blocks."""
         vectors = eigenbases(self.stacks, factors)
         single = [i for i, b in enumerate(self.stacks) if not is_corrected(b)]
         inverses = inverse_factors(
@@ -246,8 +246,8 @@ class KroneckerModel:
             damping,
             self.spec.axis_name,
         )
-        others = dict(zip(single, inverses, strict=True))
-        return tuple(others.get(i, pair) for i, pair in enumerate(vectors))
+        other_inverses = dict(zip(single, inverses, strict=True))
+        return tuple(other_inverses.get(i, pair) for i, pair in enumerate(vectors))
 
     def matrices(self, tree: Any) -> Matrices:
         """Convert a tree like the params to matrices, one array per stack."""
@@ -267,7 +267,7 @@ class KroneckerModel:
         leaves = [leaves_by_index[i] for i in range(len(self.ghost.params))]
         return jax.tree.unflatten(self.ghost.params_tree, leaves)
 
-    def divided(
+    def multiply_inverse(
         self,
         matrices: Matrices,
         inverses: tuple[Factors, ...],

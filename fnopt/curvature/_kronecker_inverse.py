@@ -22,7 +22,7 @@ from fnopt.numerics import matmul
 from fnopt.sharding import all_gather, concatenate, psum, pvary_like, replicate, sequential
 
 
-def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
+def invert_batches(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
     """Inverses of several batches of positive definite matrices, each `[k, n, n]`.
 
     Matrices of equal size are inverted in one batch. On a mesh, or along a named axis, every device
@@ -60,7 +60,7 @@ def _inverse(A: jax.Array) -> jax.Array:
     return matmul(jnp.swapaxes(root_inverse, -1, -2), root_inverse)
 
 
-def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[list[list[int]]]:
+def divide_work(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[list[list[int]]]:
     """Indices of the matrices that each device inverts.
 
     In order of decreasing size, each matrix is assigned to the device with the least work so far.
@@ -97,7 +97,7 @@ def _share_over_axis(stacks: list[jax.Array], axis_name: Any) -> list[jax.Array]
 
 
 def _assign(stacks: list[jax.Array], devices: int) -> list[list[list[int]]]:
-    return shares([len(x) for x in stacks], [x.shape[-1] for x in stacks], devices)
+    return divide_work([len(x) for x in stacks], [x.shape[-1] for x in stacks], devices)
 
 
 def _own_inverses(
@@ -224,7 +224,7 @@ def inverse_factors(
         min_shift = 2 * jnp.finfo(leaves[i].dtype).eps * factor_traces(leaves[i])
         shift = jnp.maximum(shifts[i], min_shift)[:, None, None, None]
         damped[i] = leaves[i] + shift * jnp.eye(leaves[i].shape[-1], dtype=leaves[i].dtype)
-    inverses = inverses_of_all([x.reshape(-1, *x.shape[2:]) for x in damped.values()], axis_name)
+    inverses = invert_batches([x.reshape(-1, *x.shape[2:]) for x in damped.values()], axis_name)
     for (i, x), inverse in zip(damped.items(), inverses, strict=True):
         results[i] = inverse.reshape(x.shape)
     return jax.tree.unflatten(treedef, results)

@@ -41,11 +41,11 @@ class OutputHessian(NamedTuple):
     values: jax.Array
     vectors: jax.Array
 
-    def into(self, x: jax.Array) -> jax.Array:
+    def rotate(self, x: jax.Array) -> jax.Array:
         r"""Transform `x`, `[n C, ...]`, to the coordinates :math:`Q^\top x`."""
         return self._rotate("nbij,nbim->nbjm", x)
 
-    def back(self, x: jax.Array) -> jax.Array:
+    def rotate_back(self, x: jax.Array) -> jax.Array:
         """Transform coordinates `x` back to `Q x`."""
         return self._rotate("nbij,nbjm->nbim", x)
 
@@ -80,9 +80,9 @@ def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) 
         result = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
     leaves = jax.tree.leaves(result)
     if len(leaves) != 1 or leaves[0].shape or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-        shown = ", ".join(type_text(x) for x in leaves)
+        types = ", ".join(type_text(x) for x in leaves)
         raise TypeError(
-            f"{name}: loss_fn(outputs, example) returned {shown or repr(result)}, "
+            f"{name}: loss_fn(outputs, example) returned {types or repr(result)}, "
             "expected a real scalar."
         )
 

@@ -78,15 +78,15 @@ def output_step(
     Returns:
         The direction.
     """
-    s, h = loss.into(loss.slope), loss.curvature
+    s, h = loss.rotate(loss.slope), loss.curvature
     root = jnp.sqrt(h)
-    v = jnp.zeros_like(s) if before is None else loss.into(before.astype(s.dtype))
+    v = jnp.zeros_like(s) if before is None else loss.rotate(before.astype(s.dtype))
     if iterations is None:
         K = _factorize(loss, damping)
     else:
         K = _iterate(loss, damping, iterations, rank)
-    # `s` is divided by the root of `h` only for outputs with more curvature than damping, and by
-    # the damping for other outputs, so that neither quotient overflows.
+    # `s` is divided by the root of `h` for outputs with more curvature than damping, else by the
+    # damping, so that neither quotient overflows.
     use_root = h * K.diagonal > K.lam
     u = jnp.where(use_root, s / jnp.where(use_root, root, jnp.ones_like(root)), jnp.zeros_like(s))
     t = jnp.where(use_root, jnp.zeros_like(s), s) / K.lam
@@ -94,7 +94,7 @@ def output_step(
     change = v - K.times(a)
     root_change = root * change
     return OutputStep(
-        loss.back(a),
+        loss.rotate_back(a),
         jnp.dot(s, change, precision=HIGHEST),
         jnp.dot(root_change, root_change, precision=HIGHEST),
         jnp.isfinite(loss.value) & jnp.all(jnp.isfinite(jnp.stack([s, h, K.diagonal]))),

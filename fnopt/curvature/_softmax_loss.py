@@ -52,9 +52,9 @@ class _Value(NamedTuple):
 
     Attributes:
         value: The value.
-        kind: `'constant'`; `'scores'`, linear in the outputs; `'linear'`, linear in outputs and
-            logarithms of sums; `'exp'`, an exponential of scores; `'sum'`, a sum of exponentials;
-            or `'other'`.
+        kind: `'constant'`, `'scores'` (linear in the outputs), `'linear'` (linear in outputs and
+            log-sum-exps), `'exp'` (exponential of scores), `'sum'` (sum of exponentials), or
+            `'other'`.
         scores: The scores in an `'exp'` or a `'sum'`.
         axes: The axes that a `'sum'` reduces.
     """

@@ -27,8 +27,8 @@ def _shortest_path(
 ) -> _PathSearch:
     """Run Dijkstra's algorithm over reduced costs until it reaches an unassigned column.
 
-    Nodes are rows and columns. An edge from a row to a column has the reduced cost
-    `cost - u - v`, which is nonnegative; an edge from a column to its assigned row has cost 0.
+    Nodes are rows and columns. An edge from a row to a column has the reduced cost `cost - u - v`,
+    which is nonnegative. An edge from a column to its assigned row has the cost 0.
 
     Args:
         cost: `[n, m]`.
@@ -58,7 +58,7 @@ def _shortest_path(
             distance[last],
         )
 
-    first = _PathSearch(
+    initial = _PathSearch(
         jnp.full(m, infinity),
         jnp.full(m, row, jnp.int32),
         jnp.zeros(m, bool),
@@ -66,7 +66,7 @@ def _shortest_path(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), cost.dtype),
     )
-    start = reach(first, row)
+    start = reach(initial, row)
     return jax.lax.while_loop(
         lambda s: owner[s.last] >= 0, lambda s: reach(s, owner[s.last]), start
     )
@@ -86,8 +86,8 @@ def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: An
             row_on_path != row,
         )
 
-    first = owner, column, search.last, jnp.asarray(True)
-    owner, column, _, _ = jax.lax.while_loop(lambda carry: carry[3], augment, first)
+    initial = owner, column, search.last, jnp.asarray(True)
+    owner, column, _, _ = jax.lax.while_loop(lambda carry: carry[3], augment, initial)
     return owner, column
 
 

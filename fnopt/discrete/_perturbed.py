@@ -137,10 +137,10 @@ def _sample(key: Any, x: Any, sigma: Any, noise: Any) -> tuple[Any, jax.Array]:
     for k, leaf in zip(jax.random.split(key, max(len(leaves), 1)), leaves, strict=False):
         leaf = jnp.asarray(leaf)
         dtype = compute_dtype(leaf.dtype)
-        s, wide = jnp.asarray(sigma).astype(dtype), leaf.astype(dtype)
-        noisy = jax.lax.stop_gradient(wide + s * noise.sample(k, leaf.shape, dtype))
+        s, value = jnp.asarray(sigma).astype(dtype), leaf.astype(dtype)
+        noisy = jax.lax.stop_gradient(value + s * noise.sample(k, leaf.shape, dtype))
         shifted.append(noisy.astype(leaf.dtype))
         # `noisy` is constant, so that the log-density has a derivative with respect to `leaf`.
-        z = (noisy - wide) / s
+        z = (noisy - value) / s
         total += jnp.sum(noise.log_prob(z)).astype(total.dtype)
     return jax.tree.unflatten(treedef, shifted), total

@@ -16,7 +16,7 @@ from fnopt.programs import jaxprs
 from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shards_over
 
 # Artificial lengths of shards, `_PROBE` to `_PROBE + _MAX_LEAVES`: an array with such a length is a
-# leaf. 1,000,003 is prime, so that it isn't a product of the sizes of other arrays.
+# leaf. The first length is prime, so that it isn't a product of the sizes of other arrays.
 _PROBE, _MAX_LEAVES = 1_000_003, 100_000
 
 # Primitives that combine elements of an array, or depend on their positions in the whole array.
@@ -61,7 +61,7 @@ def check_elementwise(
 
     Sums with support for shards (norms, inner products) are allowed, because they include all
     devices. Matrix methods are allowed, because they gather their matrices. The check compares the
-    jaxprs for a shard and for the whole leaf, which differ if a method depends on the leaf's shape
+    jaxprs for a shard and for the whole leaf. They differ if a method depends on the leaf's shape
     (factors of a matrix, a mean over elements).
     """
     functions = [name for name, x in extra_args.items() if callable(x)]
@@ -135,6 +135,7 @@ def _program(
 def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:
     """All equations outside of sums over shards, each with its enclosing jitted function."""
     for eqn in jaxpr.eqns:
+        # Operations in this scope include the shards of all devices, so they may mix elements.
         if any(SHARD_SUM in part for part in jaxprs.name_scopes(eqn)):
             continue
         yield name, eqn

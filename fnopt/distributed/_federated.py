@@ -79,7 +79,7 @@ class federated(Value):
 
         Args:
             state: The previous state.
-            client_params: The params of every client that took part, trees like `state.params`.
+            client_params: The params of every participating client, trees like `state.params`.
             num_examples: The weight of each client; equal by default.
 
         Returns:
@@ -87,8 +87,8 @@ class federated(Value):
             client is ignored, the params and the optimizer's state don't change.
 
         Raises:
-            ValueError: If there is no client, the numbers of weights and clients differ, or a
-                client's tree isn't like the server's; the message names client and leaf.
+            ValueError: If there is no client, the numbers of weights and clients differ, or the
+                trees of a client and the server differ. The message names client and leaf.
         """
         clients = list(client_params)
         if not clients:
@@ -125,6 +125,7 @@ def _weights(num_examples: Any, clients: int) -> jax.Array:
             f"federated: num_examples has shape {weights.shape}, expected ({clients},), one number "
             "per client."
         )
+    # Traced weights can't be checked; invalid weights become zero below.
     is_concrete = not isinstance(weights, Tracer)
     if is_concrete and not (all_finite(weights) & (weights >= 0).all() & weights.any()):
         raise ValueError(

@@ -75,8 +75,8 @@ class diloco(Transformation):
     keeps a worker's params finite. Otherwise a worker with NaN params can't recover, because NaN
     plus an update is NaN.
 
-    A synchronization is an update like any other, so the params equal :math:`\phi` up to the
-    rounding of a sum; `fnopt.slots(state)["anchor"]` is :math:`\phi`, the same on all workers.
+    A synchronization returns updates that `apply_updates` adds, so the params equal :math:`\phi` up
+    to the rounding of a sum. `fnopt.slots(state)["anchor"]` is :math:`\phi`, equal on all workers.
 
     Args:
         inner: The optimizer of a worker, with its own state.
@@ -151,6 +151,7 @@ class diloco(Transformation):
         inner_updates, inner_state = self.inner.update(
             proximal_updates, state.inner_state, params, **extra_args
         )
+        # Both branches of the `cond` below must return equal dtypes.
         inner_updates = cast_like(inner_updates, state.anchor)
         count = safe_increment(state.count)
         weight = _weight(num_examples, participates)

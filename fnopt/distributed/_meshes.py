@@ -27,12 +27,12 @@ def axis_names(axis: Axis) -> tuple[str, ...]:
 
 def common_mesh(params: Any, mesh: Any, name: str) -> Any:
     """Return `mesh`, or else the mesh of the params; check that all params are on this mesh."""
-    named = leaves_with_names(params)[0]
-    shardings = [(path, p.sharding) for path, p in named if _is_on_another_device(p)]
-    shardings += [(path, s) for path, p in named if (s := sharding_of(p)) is not None]
+    named_params = leaves_with_names(params)[0]
+    shardings = [(path, p.sharding) for path, p in named_params if _is_on_another_device(p)]
+    shardings += [(path, s) for path, p in named_params if (s := sharding_of(p)) is not None]
     if mesh is None:
         meshes = [s.mesh for _, s in shardings if isinstance(s, NamedSharding)] or context_mesh()
-        if not meshes and any(isinstance(p, Tracer) for _, p in named):
+        if not meshes and any(isinstance(p, Tracer) for _, p in named_params):
             raise ValueError(
                 f"{name}: the params are traced without an explicit mesh, expected params whose "
                 f"shardings are known. Call {name} outside of jax.jit, or pass mesh= to treat the "

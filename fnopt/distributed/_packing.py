@@ -1,7 +1,7 @@
 """Shards of leaves, and their exchange in one collective per dtype, also as 8-bit codes.
 
 A leaf is flattened, padded with zeros and split into N equal shards. A shard has as many axes as
-the leaf, all of length 1 except the last, so that masks can select leaves by their number of axes.
+the leaf, all of length 1 except the last. Thus masks can select leaves by their number of axes.
 A collective sends the shards of all leaves of a dtype as one array, `[N, sum of shard lengths]`.
 """
 
@@ -33,7 +33,7 @@ def row_shape(x: Any, length: int) -> tuple[int, ...]:
     return (1,) * (jnp.ndim(x) - 1) + (length,)
 
 
-def shards_in_a_row(x: Any, n: int) -> jax.Array:
+def concatenate_shards(x: Any, n: int) -> jax.Array:
     """Concatenate the shards of a leaf, including the padding, along the last axis."""
     parts = split_in_shards(x, n)
     return parts.reshape(row_shape(x, parts.size))

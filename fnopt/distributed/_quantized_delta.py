@@ -104,8 +104,8 @@ class quantized_delta(Value):
             return codes, from_pairs(change - self._decoded(codes), e.dtype)
 
         leaves, treedef = jax.tree.flatten(start)
-        others = jax.tree.leaves(params), jax.tree.leaves(state.error)
-        pairs = [encode_leaf(p, x, e) for p, x, e in zip(leaves, *others, strict=True)]
+        trees = jax.tree.leaves(params), jax.tree.leaves(state.error)
+        pairs = [encode_leaf(p, x, e) for p, x, e in zip(leaves, *trees, strict=True)]
         message, error = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
         return message, QuantizedDeltaState(safe_increment(state.count), error)
 
@@ -122,13 +122,13 @@ class quantized_delta(Value):
         Raises:
                 ValueError: If the message doesn't match `start`; the error names the leaf.
         """
-        named, treedef = leaves_with_names(start)
+        named_params, treedef = leaves_with_names(start)
         arrays = jax.tree.leaves(message)
-        if len(arrays) != 2 * len(named):
+        if len(arrays) != 2 * len(named_params):
             raise ValueError(
                 f"quantized_delta: the message has {len(arrays)} arrays, expected "
-                f"{2 * len(named)}, the codes and scales of {len(named)} leaves. Pass the params "
-                "from which the message was encoded as start."
+                f"{2 * len(named_params)}, the codes and scales of {len(named_params)} leaves. "
+                "Pass the params from which the message was encoded as start."
             )
 
         def decode_leaf(name: str, p: Any, codes: Any, scales: Any) -> jax.Array:
@@ -147,7 +147,10 @@ class quantized_delta(Value):
 
         codes = [iter(arrays)] * 2
         return treedef.unflatten(
-            [decode_leaf(name, p, c, s) for (name, p), c, s in zip(named, *codes, strict=True)]
+            [
+                decode_leaf(name, p, c, s)
+                for (name, p), c, s in zip(named_params, *codes, strict=True)
+            ]
         )
 
     def _decoded(self, leaf: Codes) -> jax.Array:

@@ -53,8 +53,8 @@ def encode_slots(tx: Any, numbers: Any, params: Any) -> Any:
 
 def _shards_of(wrapper: sharded, state: Any, params: Any) -> Context:
     """Context that declares slots as concatenated shards, one per device of their mesh."""
-    named = leaves_with_names(state, is_coded)[0]
-    name, codes = next((name, x[0]) for name, x in named if is_coded(x))
+    named_slots = leaves_with_names(state, is_coded)[0]
+    name, codes = next((name, x[0]) for name, x in named_slots if is_coded(x))
     mesh = mesh_of(codes)
     if mesh is None or not {*wrapper.axis} <= {*mesh.axis_names}:
         raise ValueError(
@@ -68,6 +68,7 @@ def _shards_of(wrapper: sharded, state: Any, params: Any) -> Context:
 
 
 def _map_quantized(tx: Any, state: Any, fn: Callable[..., Any]) -> Any:
+    # Parts of the state are replaced by identity, because each has a separate transform.
     replacements = {
         id(part): fn(wrapper, transform, part)
         for wrapper, transform, part in _quantized_members(tx, state)
@@ -126,12 +127,12 @@ def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) 
         ((1, 6), (2, 3))
     """
     # Only shapes are computed, so that no state of the plain optimizer is allocated.
-    plain, target = without_sharded(tx), _state_without_sharded(tx, params)
+    plain_tx, target = without_sharded(tx), _state_without_sharded(tx, params)
 
     def gather_recoded() -> Any:
         numbers = decode_slots(tx, state, params)
-        like = jax.eval_shape(lambda s: decode_slots(plain, s, params), target)
-        return encode_slots(plain, _map_states(_unsharded_leaf, numbers, like), params)
+        like = jax.eval_shape(lambda s: decode_slots(plain_tx, s, params), target)
+        return encode_slots(plain_tx, _map_states(_unsharded_leaf, numbers, like), params)
 
     recoded = _recode_differing_blocks(state, target, gather_recoded if requantize else None)
     return _map_states(_unsharded_leaf, state, target, recoded)
@@ -274,6 +275,6 @@ def _map_states(
         return tuple(map(functools.partial(fn, name), x, y)) if is_coded(x) else fn(name, x, y)
 
     leaves, treedef = leaves_with_names(state, is_coded)
-    others = jax.tree.leaves(target, is_leaf=is_coded)
-    mapped = [map_leaf(name, x, y) for (name, x), y in zip(leaves, others, strict=True)]
+    targets = jax.tree.leaves(target, is_leaf=is_coded)
+    mapped = [map_leaf(name, x, y) for (name, x), y in zip(leaves, targets, strict=True)]
     return jax.tree.unflatten(treedef, mapped)

@@ -14,10 +14,10 @@ from fnopt.distributed._elementwise import check_elementwise
 from fnopt.distributed._meshes import axis_names, put
 from fnopt.distributed._packing import (
     all_gather_shards,
+    concatenate_shards,
     local_shards,
     local_unsharded_leaves,
     reduce_scatter,
-    shards_in_a_row,
 )
 from fnopt.errors import check_inexact, leaf_text, leaves_with_names, where
 from fnopt.sharding import UnshardedLeaves, place_state, replicate, shards_over, varying_axes
@@ -33,9 +33,9 @@ class sharded(Wrapper):
 
     Use `sharded` inside `jax.shard_map`, with params that are replicated on every device and the
     gradient :math:`g_j` of each device's part of the batch. A step reduce-scatters the gradients,
-    computes updates for this device's shard (one :math:`N`-th of every leaf) by `inner`, and
-    all-gathers the updates, with one collective of each kind per dtype. The traffic is the same as
-    for an all-reduce; state and arithmetic are divided by N. Leaves have the same names as without
+    updates this device's shard (one :math:`N`-th of every leaf) by `inner`, and all-gathers the
+    updates. Each step needs one collective of each kind per dtype. The traffic equals the traffic
+    of an all-reduce; state and arithmetic are divided by N. Leaves have the same names as without
     sharding, so masks and labels work. Leaves whose size isn't a multiple of N are padded with
     zeros. Without norms, the result equals the result of `inner` bit for bit, provided that the
     compiler rounds long and short arrays in the same way. Norms and inner products over leaves, for
@@ -65,15 +65,15 @@ class sharded(Wrapper):
         inner: An optimizer that is elementwise except for norms and inner products, or a matrix
             method.
         axis: The name of the mesh axis (or several names) over which gradients are averaged.
-        mean: Whether to average the devices' gradients; if False, sum them. Gradients whose type
-            doesn't vary over the devices aren't summed again: with `check_vma=True`, `jax.grad` has
-            already summed them, so the loss must be a mean over devices (`jax.lax.pmean`).
-            `check_vma=False` needs less communication.
+        mean: Whether to average the devices' gradients; if False, sum them. With
+            `check_vma=True`, `jax.grad` has already summed gradients whose type doesn't vary over
+            the devices. `sharded` doesn't sum these again, so the loss must be a mean over devices
+            (`jax.lax.pmean`). `check_vma=False` needs less communication.
 
     Raises:
         ValueError: In `update`, if the axis isn't bound, the state was made for a different number
-            of devices, or `inner` needs whole leaves (for random numbers or means of a leaf, as in
-            `adafactor`). Use `state_sharding` with `axis` for such optimizers.
+            of devices, or `inner` needs whole leaves. An optimizer with random numbers or means of
+            leaves (`adafactor`) needs whole leaves; use `state_sharding` with `axis` instead.
 
     Example:
         >>> from functools import partial
@@ -109,8 +109,8 @@ class sharded(Wrapper):
         check_inexact(params, "params")
         n = _size_if_bound(self.axis)
         if n is None:
-            named, treedef = leaves_with_names(params)
-            parts = treedef.unflatten([self._shards_of(name, p) for name, p in named])
+            named_params, treedef = leaves_with_names(params)
+            parts = treedef.unflatten([self._shards_of(name, p) for name, p in named_params])
             return place_state(self._init_of_rows(params, parts), parts)
         with shards_over(self.axis, local_unsharded_leaves(shapes_by_name(params), self.axis)):
             return self.inner.init(local_shards(params, self.axis, n))
@@ -191,7 +191,7 @@ class sharded(Wrapper):
                 "or use fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
         n = math.prod(mesh.shape[name] for name in self.axis)
-        return _shard_last(shards_in_a_row(replicate(p), n), self.axis, mesh)
+        return _shard_last(concatenate_shards(replicate(p), n), self.axis, mesh)
 
     def _unsharded_leaves(self, params: Any) -> UnshardedLeaves | None:
         """Describe leaves that are concatenated shards on the mesh of the params."""
@@ -220,7 +220,7 @@ def without_sharded(tx: Any) -> Any:
 
 def _check_wrappers() -> None:
     # These wrappers accept or skip a step depending on the gradient, which differs between devices
-    # here. A device that skips the step wouldn't call the collectives of the others: a deadlock.
+    # here. A device that skips a step doesn't join the collectives of other devices: a deadlock.
     for name in ("apply_if_finite", "skip_large_updates"):
         if name in where():
             raise ValueError(

@@ -33,9 +33,9 @@ def state_sharding(
 ) -> Any:
     """Return the shardings of an optimizer's state, one per array.
 
-    A slot has the sharding of its param. An array is a slot if its name ends with the param's name,
-    and its shape is the param's shape, possibly with an additional leading axis. All other arrays
-    (counts, factors of matrices) are replicated. The state isn't computed.
+    A slot has the sharding of its param. A slot is an array whose name ends with the param's name,
+    with the param's shape or one additional leading axis. All other arrays (counts, factors of
+    matrices) are replicated. The state isn't computed.
 
     With `axis`, slots are also sharded along their longest dimension that is divisible by the
     number of devices. Pass the result to a jitted step as `out_shardings`: the compiler then also
@@ -81,6 +81,7 @@ def _state_sharding(tx: Any, params: Any, mesh: Any, axis: Axis | None, name: st
             spec = (None,) * (len(leaf.shape) - len(param.shape)) + spec_of(param)
         if names and id(leaf) in in_slots:
             spec = divide_further(leaf.shape, spec, names, mesh)
+        # `PartitionSpec` compares unequal to a spec with an additional None at the end.
         while spec and spec[-1] is None:
             spec = spec[:-1]
         return NamedSharding(mesh, PartitionSpec(*spec))
@@ -100,7 +101,7 @@ def init_sharded(
     Args:
         tx: An optimizer.
         params: The params: arrays, or `jax.ShapeDtypeStruct`s if the initial state doesn't depend
-            on the values of the params (a state with a copy of the params does).
+            on the values of the params. A state with a copy of the params depends on the values.
         mesh: As in `state_sharding`.
         axis: As in `state_sharding`.
 
@@ -108,9 +109,9 @@ def init_sharded(
         The result of `tx.init(params)`, with the shardings of `state_sharding`.
 
     Raises:
-        ValueError: In the cases listed for `state_sharding`; if the state depends on values and
-            `params` contains only shapes; or in a traced call, if `jax.set_mesh` has set a
-            different mesh from the params' mesh.
+        ValueError: In the cases listed for `state_sharding`, or if the state depends on values and
+            `params` contains only shapes. In a traced call, also if the mesh of `jax.set_mesh`
+            differs from the params' mesh.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P

@@ -279,6 +279,6 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None)
         classes = jnp.asarray(math.prod(wide.shape[a] for a in axes), wide.dtype)
     else:
         classes = jnp.sum(valid.astype(wide.dtype), axis=axis, keepdims=True)
-    # At least 1, because the quotient would be 0 / 0 or infinite for a row without classes.
+    # At least 1, because the quotient would be infinite for a row without classes.
     smoothed = (1 - alpha) * wide + alpha / jnp.maximum(classes, 1)
     return smoothed.astype(jnp.asarray(labels).dtype)

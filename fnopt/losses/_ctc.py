@@ -46,9 +46,9 @@ def _frames(logits: jax.Array, padded: jax.Array, labels: jax.Array, blank_id: i
     # Padding frames may contain NaN. Zeros replace them, because `where` in the recurrence doesn't
     # keep NaN out of the derivative.
     log_p = log_softmax(jnp.where(padded[..., None], jnp.zeros_like(logits), logits))
-    wide = jnp.broadcast_to(labels[:, None], (*logits.shape[:2], labels.shape[1]))
+    frame_labels = jnp.broadcast_to(labels[:, None], (*logits.shape[:2], labels.shape[1]))
     # Indexing, because an accelerator would round a product with one-hot rows to 16 bits.
-    emit = jnp.take_along_axis(log_p, jnp.clip(wide, 0, logits.shape[2] - 1), axis=2)
+    emit = jnp.take_along_axis(log_p, jnp.clip(frame_labels, 0, logits.shape[2] - 1), axis=2)
     return _Frames(
         emit.transpose(1, 0, 2),
         log_p[:, :, blank_id][..., None].transpose(1, 0, 2),
@@ -57,7 +57,7 @@ def _frames(logits: jax.Array, padded: jax.Array, labels: jax.Array, blank_id: i
 
 
 def _scores_after_labels(blank: jax.Array, emit: jax.Array) -> jax.Array:
-    """Log-probabilities of `n` labels, `[B, N + 1]`, over alignments that end in blank or label."""
+    """Scores of the first `n` labels, `[B, N + 1]`, over alignments that end in blank or label."""
     return jnp.concatenate([blank[:, :1], jnp.logaddexp(blank[:, 1:], emit)], axis=1)
 
 
@@ -131,11 +131,11 @@ def ctc_loss_with_forward_probs(
         )
         return next_carry, next_carry
 
-    first = jnp.full((batch, size + 1), zero).at[:, 0].set(0), jnp.full((batch, size), zero)
-    _, (blank, emit) = jax.lax.scan(step, first, _frames(scores, padded, labels, blank_id))
-    last = _scores_after_labels(blank[-1], emit[-1])
+    initial = jnp.full((batch, size + 1), zero).at[:, 0].set(0), jnp.full((batch, size), zero)
+    _, (blank, emit) = jax.lax.scan(step, initial, _frames(scores, padded, labels, blank_id))
+    final = _scores_after_labels(blank[-1], emit[-1])
     length = size - jnp.sum(no_label.astype(jnp.int32), axis=1)
-    return -take_at_label(last, length), blank.at[-1].set(last), emit
+    return -take_at_label(final, length), blank.at[-1].set(final), emit
 
 
 def ctc_loss(

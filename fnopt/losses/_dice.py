@@ -12,7 +12,7 @@ from fnopt.losses._inputs import floats
 
 
 def _align(name: str, predictions: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Give predictions and targets a common shape, with the classes on the last axis."""
+    """Reshape predictions and targets to equal shapes, with the classes on the last axis."""
     predictions, targets = floats(name, predictions=predictions, targets=targets)
     if predictions.ndim == targets.ndim - 1:
         predictions = predictions[..., None]

@@ -19,10 +19,11 @@ def floats(name: str, **arrays: Any) -> tuple[Any, ...]:
     bools.
     """
     inputs = {k: jnp.asarray(x) for k, x in arrays.items() if x is not None}
-    first = next(iter(inputs))
-    if not jnp.issubdtype(inputs[first].dtype, jnp.floating):
+    prediction = next(iter(inputs))
+    if not jnp.issubdtype(inputs[prediction].dtype, jnp.floating):
         raise TypeError(
-            f"{name}: {first} is {type_text(inputs[first])}, expected a real floating array."
+            f"{name}: {prediction} is {type_text(inputs[prediction])}, expected a real floating "
+            "array."
         )
     for key, x in inputs.items():
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -110,10 +111,10 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
 def move_axes_last(x: jax.Array, axis: Any) -> jax.Array:
     """Merge the axes to reduce (one, several, or all for None) into one last axis."""
     reduced = _axes(axis, x.ndim)
-    others = tuple(a for a in range(x.ndim) if a not in reduced)
-    transposed = x.transpose(others + reduced)
+    batch_axes = tuple(a for a in range(x.ndim) if a not in reduced)
+    transposed = x.transpose(batch_axes + reduced)
     return transposed.reshape(
-        *transposed.shape[: len(others)], math.prod(x.shape[a] for a in reduced)
+        *transposed.shape[: len(batch_axes)], math.prod(x.shape[a] for a in reduced)
     )
 
 

@@ -157,8 +157,8 @@ def ranking_softmax_loss(
         labels: Relevances :math:`y`, of the same shape.
         where: A bool mask `[..., n]` of the valid items; other items are ignored.
         weights: Weights :math:`w`, of the same shape; None uses 1.
-        reduce_fn: The reduction over the lists' losses, called with `where=` (a mask of the lists
-            with at least one item); None returns one loss per list.
+        reduce_fn: The reduction over the lists' losses; None returns one loss per list. The
+            reduction is called with `where=`, a mask of the lists with at least one item.
 
     Returns:
         The reduced loss, or `[...]` losses; at least float32. The mean over zero lists is 0.

@@ -46,6 +46,7 @@ class PositiveDefiniteMatrices(Manifold):
         """Change the Cholesky factor by a tangent."""
         n = x.shape[-1]
         L, below = jnp.linalg.cholesky(x), jnp.tril_indices(n, -1)
+        # The exponential keeps the diagonal of L positive for every tangent.
         factors = jnp.eye(n, dtype=v.dtype) * jnp.exp(v[..., :n])[..., None]
         L = L * jnp.where(jnp.eye(n, dtype=bool), factors, 1)
         L = L.at[..., below[0], below[1]].add(v[..., n:])
@@ -59,7 +60,9 @@ class PositiveDefiniteMatrices(Manifold):
         return jnp.concatenate([jnp.log(ratios), (M - L)[..., below[0], below[1]]], axis=-1)
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """Symmetric part, with eigenvalues of at least `n eps` times the largest."""
+        """Symmetric part, with eigenvalues raised to `n eps` times the largest modulus."""
+        # A smaller eigenvalue could become negative: rounding errors are about n eps times the
+        # largest modulus. `tiny` is the bound for a zero matrix.
         values, Q = jnp.linalg.eigh((y + jnp.swapaxes(y, -1, -2)) / 2)
         floor = jnp.max(jnp.abs(values), axis=-1, keepdims=True)
         floor = jnp.asarray(y.shape[-1] * jnp.finfo(y.dtype).eps, y.dtype) * floor
@@ -67,7 +70,8 @@ class PositiveDefiniteMatrices(Manifold):
         return matmul(Q * values[..., None, :], jnp.swapaxes(Q, -1, -2))
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """As in `Manifold`; infinite if a matrix has no Cholesky factor."""
+        """Distance as in `Manifold.distance`; infinite if a matrix isn't positive definite."""
+        # JAX's Cholesky factor of an indefinite matrix is NaN, and `NaN > 0` is false.
         diagonal = jnp.diagonal(jnp.linalg.cholesky(x), axis1=-2, axis2=-1)
         return jnp.where(jnp.all(diagonal > 0), super().distance(x), jnp.inf)
 
@@ -116,12 +120,13 @@ class Probabilities(Manifold):
         return y / jnp.sum(y, axis=-1, keepdims=True)
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """As in `Manifold`; infinite if an entry isn't positive."""
+        """Distance as in `Manifold.distance`; infinite if an entry isn't positive."""
         return jnp.where(jnp.any(x <= 0), jnp.inf, super().distance(x))
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
         """Tangent (log-ratios with mean 0) with the orthonormal coordinates `c`."""
         n = x.shape[-1]
+        # Vectors with mean 0 are the orthogonal complement of the uniform vector.
         uniform = jnp.full((*x.shape[:-1], n, 1), n**-0.5, x.dtype)
         return complement(uniform, c[..., None])[..., 0]
 

@@ -59,6 +59,7 @@ class Sphere(Manifold):
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """End point of the great-circle arc from `x` with the initial tangent `v`."""
+        # Normalization removes the rounding errors of earlier steps.
         x, square = self._normalize(x)
         v = _tangent(x, v, square)
         t = jnp.sum(v * v, axis=-1, keepdims=True) / square
@@ -69,6 +70,7 @@ class Sphere(Manifold):
         x, square = self._normalize(x)
         y, _ = self._normalize(y)
         normal = _tangent(x, y, square)
+        # The angle is computed from sine and cosine: `arccos` is inaccurate near 0 and pi.
         c = jnp.sum(x * y, axis=-1, keepdims=True) / square
         return angle_ratio(jnp.sum(normal * normal, axis=-1, keepdims=True) / square, c) * normal
 
@@ -149,6 +151,7 @@ class OrthonormalFrames(Manifold):
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """Cayley transform along a tangent."""
+        # A Newton-Schulz step removes the rounding errors of earlier steps.
         x = orthonormalize(x)
         A, normal = _frame_parts(x, v)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
@@ -161,6 +164,8 @@ class OrthonormalFrames(Manifold):
         Y1 = matmul(_transpose(x), y)
         normal = y - matmul(x, Y1)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
+        # The inverse of the Cayley transform: normal = N (I + Y1) / 2, and with K = A / 2 - S,
+        # K (I + Y1) = Y1 - I and S (I + Y1) = N^T normal / 2.
         N = 2 * _solve_right(normal, eye + Y1)
         A = _solve_right(2 * (Y1 - eye) + matmul(_transpose(N), normal), eye + Y1)
         return matmul(x, A) + N
@@ -176,6 +181,7 @@ class OrthonormalFrames(Manifold):
         inside, outside = c[..., : p * (p - 1) // 2], c[..., p * (p - 1) // 2 :]
         rows, columns = jnp.tril_indices(p, -1)
         A = jnp.zeros((*c.shape[:-1], p, p), c.dtype).at[..., rows, columns].set(inside)
+        # Every coordinate occurs twice in A, so the factor sqrt(1/2) makes the basis orthonormal.
         A = (A - _transpose(A)) * jnp.asarray(0.5**0.5, c.dtype)
         return matmul(x, A) + complement(x, outside.reshape(*c.shape[:-1], n - p, p))
 

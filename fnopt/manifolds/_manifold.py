@@ -18,9 +18,9 @@ class Manifold(Value):
     Tangents form a vector space, so optimizers and solvers treat them as ordinary arrays. A
     subclass defines
 
-    - `retract(x, v)`, smooth and on the set for every `v`, with :math:`R_x(0) = x`;
-    - `local(x, y)`, the tangent that leads from `x` to `y`: :math:`R_x(\mathrm{local}(x, y)) = y`;
-    - `nearest(y)`, a point of the set close to an arbitrary array;
+    - `retract(x, v)`, smooth and on the set for every `v`, with :math:`R_x(0) = x`.
+    - `local(x, y)`, the tangent that leads from `x` to `y`: :math:`R_x(\mathrm{local}(x, y)) = y`.
+    - `nearest(y)`, a point of the set close to an arbitrary array.
     - `tangent_shape(shape)` and `accepts(shape)`, and `axes`, the number of axes of a point.
 
     These methods suffice if the entries of a tangent are orthonormal coordinates. A manifold whose

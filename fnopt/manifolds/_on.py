@@ -26,13 +26,13 @@ class on(Value):
 
     Args:
         manifold: The manifold, such as `fnopt.manifolds.SO3`.
-        value: An array of points: the last axes hold one point, the leading axes are batch axes.
-            Concrete (not traced) points must lie on the manifold, to half of the digits of the
+        value: An array of points. The last axes are one point, and the leading axes are batch axes.
+            Concrete (not traced) points must be on the manifold, to half of the digits of the
             dtype.
 
     Raises:
         TypeError: If `manifold` isn't a manifold, or the array isn't real and floating.
-        ValueError: If the array doesn't have the shape of points, or doesn't lie on the manifold.
+        ValueError: If the array doesn't have the shape of points, or isn't on the manifold.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -93,9 +93,11 @@ def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
     if isinstance(value, Tracer) or not isinstance(value, (jax.Array, np.ndarray)):
         return
     point = jnp.asarray(value, compute_dtype(value.dtype))
+    # Concrete points are also checked while a function is traced.
     with jax.ensure_compile_time_eval():
         distance, size = manifold.distance(point), jnp.max(jnp.abs(point), initial=1)
-    if not distance <= jnp.finfo(value.dtype).eps ** 0.5 * size:  # half of the digits
+    # `not <=` instead of `>`, so that NaN raises the error. sqrt(eps) is half of the digits.
+    if not distance <= jnp.finfo(value.dtype).eps ** 0.5 * size:
         raise ValueError(
             f"{where()}{caller}: {name} is {float(distance):.3g} away from {manifold!r}, expected "
             f"a point of {manifold!r}. Project it: on({manifold!r}, {manifold!r}.nearest(value))."
@@ -121,6 +123,7 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
         if not is_on(node):
             return others[-1] if others else node
         mapped = fn(node.manifold, node.value, *(other.value for other in others))
+        # The constructor would check that the array is on the manifold.
         return on._unflatten((node.manifold,), (mapped,))
 
     return jax.tree.map(map_node, params, *rest, is_leaf=is_on)

@@ -135,6 +135,7 @@ def _transport_state(state: Any, params: Any, origin: Any) -> Any:
     """Transport averages of gradients in a state to the tangent spaces of the current points."""
     if hasattr(state, "_fields"):
         is_real_slot, custom = declared_slots(type(state)), custom_slots(type(state))
+        # A real slot is an average of squares, which isn't transported.
         transported = {name for name, is_real in is_real_slot.items() if not is_real} - custom
         parts = {
             name: _transport_slot(part, params, origin)

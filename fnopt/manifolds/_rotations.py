@@ -66,6 +66,7 @@ class Rotations(Manifold):
     def nearest(self, y: jax.Array) -> jax.Array:
         """Nearest rotation (Arun, Huang and Blostein 1987; Umeyama 1991)."""
         U, _, Vt = jnp.linalg.svd(y, full_matrices=False)
+        # The sign makes the determinant 1; without it the result may be a reflection.
         sign = jnp.linalg.det(matmul(U, Vt))[..., None]
         return matmul(U.at[..., -1].multiply(sign), Vt)
 
@@ -128,6 +129,7 @@ def quaternion(R: jax.Array) -> jax.Array:
     longest = jnp.argmax(jnp.diagonal(outer, axis1=-2, axis2=-1), axis=-1)[..., None, None]
     q = jnp.take_along_axis(outer, longest, axis=-1)[..., 0]
     q = q / jnp.sqrt(jnp.sum(q * q, axis=-1, keepdims=True))
+    # q and -q are the same rotation; with a nonnegative real part the angle is at most pi.
     return jnp.where(q[..., :1] < 0, -q, q)
 
 

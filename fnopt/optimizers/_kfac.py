@@ -246,7 +246,7 @@ class kfac(Transformation):
         averages = self._averages(model, objective.outputs, state, damping, now, finite_blocks)
         value, slope, noise = objective.value_and_gradient()
         gradient = model.matrices(slope)
-        divided = model.divided(gradient, averages.inverses, damping, averages.moments)
+        divided = model.multiply_inverse(gradient, averages.inverses, damping, averages.moments)
         descent = tuple(map(jnp.negative, divided))
         last = jax.tree.map(lambda m: m.astype(value.dtype), state.momentum)
         directions = direction(model.tree(descent), descent), direction(last, model.matrices(last))

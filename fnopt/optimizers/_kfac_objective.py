@@ -27,7 +27,7 @@ class Objective:
     def __init__(self, model: KroneckerModel, params: Any, l2: Any) -> None:
         self.model, self.params = model, params
         self.l2, self._has_penalty = jnp.asarray(l2).astype(model.dtype), not is_static_zero(l2)
-        self._local_params = model.own(params)
+        self._local_params = model.mark_varying(params)
         # One pass through the model computes the outputs and linearizes them for all products with
         # the Jacobian.
         self.outputs, self._jvp = jax.linearize(model.outputs, self._local_params)
@@ -63,7 +63,7 @@ class Objective:
         from fnopt.curvature import best_combination
 
         return best_combination(
-            lambda v: self._jvp(self.model.own(cast_like(v, self.params))),
+            lambda v: self._jvp(self.model.mark_varying(cast_like(v, self.params))),
             self.model.hessian_product(self.outputs),
             gradient,
             directions,
@@ -75,7 +75,7 @@ class Objective:
     def value_at(self, params: Any) -> jax.Array:
         """Evaluate the objective at other parameters."""
         wide_params = jax.tree.map(lambda p: p.astype(self.model.dtype), params)
-        local_loss = self.model.mean_loss(self.model.outputs(self.model.own(params)))
+        local_loss = self.model.mean_loss(self.model.outputs(self.model.mark_varying(params)))
         return self.model.total(local_loss) + self._penalty(wide_params)
 
     def _penalty(self, params: Any) -> jax.Array:

@@ -1,8 +1,7 @@
 """Views of scans, loops, branches and calls that are independent of the release of JAX.
 
-Only this file reads the parameters of these equations. An equation with the parameters of an
-unknown release (known: JAX 0.7 to 0.12) has no view, and callers treat the equation like any other
-operation without a rule.
+Only this file reads the parameters of these equations, for JAX 0.7 to 0.12. An equation with other
+parameters has no view, and callers treat it like any operation without a rule.
 """
 
 from __future__ import annotations
@@ -119,8 +118,8 @@ def call_view(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[SubJaxpr, list[T]
         inputs: Its inputs.
 
     Returns:
-        `(jaxpr, inputs)` for the equations that `called_jaxpr` reads, and for linear solves, which
-        have four jaxprs and run one of them; `None` for all other equations.
+        `(jaxpr, inputs)` for the equations that `called_jaxpr` reads and for linear solves (only
+        the jaxpr `solve`); `None` for all other equations.
 
     Example:
         >>> from fnopt.programs import call_view

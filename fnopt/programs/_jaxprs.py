@@ -187,8 +187,8 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     values = list(values)
     if eqn.primitive.name == "pvary" and _varies(values[0], params["axes"]):
         return values  # the values already vary over the devices
-    # All operands of a primitive must vary over the same axes, but the equation may have been
-    # traced with types that don't vary. The inputs of inner jaxprs have separate types.
+    # All operands of a primitive must vary over the same axes. The equation may have been traced
+    # with other types. Inner jaxprs have their own input types, so their inputs aren't changed.
     if not sub_jaxprs(eqn):
         values = pvary_like(values, values)
     with trace_context(eqn):

@@ -236,5 +236,5 @@ def _runs(paths: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], int, 
 
 def _common_length(a: tuple[str, ...], b: tuple[str, ...]) -> int:
     """The number of leading names that two paths share."""
-    same = (x == y for x, y in zip(a, b, strict=False))
-    return sum(1 for _ in itertools.takewhile(bool, same))
+    matches = (x == y for x, y in zip(a, b, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, matches))

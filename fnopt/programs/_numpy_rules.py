@@ -118,12 +118,12 @@ def _select(eqn: Eqn) -> Rule | None:
 
 
 def _convert(eqn: Eqn) -> Rule | None:
-    old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
-    if np.issubdtype(old, np.inexact) and not np.issubdtype(new, np.inexact):
+    old_dtype, new_dtype = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
+    if np.issubdtype(old_dtype, np.inexact) and not np.issubdtype(new_dtype, np.inexact):
         return None  # NumPy doesn't define conversions of numbers out of range
-    if old.kind == "c" and np.dtype(new).kind != "c":
-        return lambda x: x.real.astype(new)
-    return identity if old == new else lambda x: x.astype(new)
+    if old_dtype.kind == "c" and np.dtype(new_dtype).kind != "c":
+        return lambda x: x.real.astype(new_dtype)
+    return identity if old_dtype == new_dtype else lambda x: x.astype(new_dtype)
 
 
 def _iota(eqn: Eqn) -> Rule:
@@ -197,8 +197,8 @@ def _pad(eqn: Eqn) -> Rule | None:
 def _window(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
     """Slices of given sizes at the start indices, clamped to the array like in JAX."""
     limits = zip(starts, sizes, np.shape(x), strict=True)
-    first = [min(max(int(start), 0), n - size) for start, size, n in limits]
-    return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))
+    firsts = [min(max(int(start), 0), n - size) for start, size, n in limits]
+    return tuple(slice(i, i + size) for i, size in zip(firsts, sizes, strict=True))
 
 
 def _dynamic_slice(eqn: Eqn) -> Rule:
@@ -242,13 +242,13 @@ def _dot(eqn: Eqn) -> Rule:
         # `np.dot` sums over the last axis of the first array and the first axis of the second.
         transposes = left[0] < ranks[0] - 1, right[0] > 0
         return lambda a, b: np.dot(a.T if transposes[0] else a, b.T if transposes[1] else b)
-    first = list(range(ranks[0]))
-    second = list(range(ranks[0], sum(ranks)))
+    left_axes = list(range(ranks[0]))
+    right_axes = list(range(ranks[0], sum(ranks)))
     for i, j in zip((*batch_left, *left), (*batch_right, *right), strict=True):
-        second[j] = first[i]
-    free_axes = [i for i in first if i not in (*batch_left, *left)]
-    out = [*batch_left, *free_axes, *(j for j in second if j >= ranks[0])]
-    return lambda a, b: np.einsum(a, first, b, second, out)
+        right_axes[j] = left_axes[i]
+    free_axes = [i for i in left_axes if i not in (*batch_left, *left)]
+    out = [*batch_left, *free_axes, *(j for j in right_axes if j >= ranks[0])]
+    return lambda a, b: np.einsum(a, left_axes, b, right_axes, out)
 
 
 def _geqrf(eqn: Eqn) -> Rule:

@@ -15,7 +15,7 @@ from fnopt.programs._numpy_program import NotInNumpyError, NumpyProgram, OverBud
 _CONFIG: Any = jax.config  # JAX creates its fields at run time
 # The ski-rental problem (Karlin, Manasse, Rudolph and Sleator 1988): a compilation after runs of
 # the same total cost takes at most twice the optimal time. XLA compiles an operation of a fit in
-# 1.5 ms, and NumPy runs an operation in 0.6 us, so both costs are equal after this many runs.
+# 1.5 ms. NumPy runs an operation in 0.6 us, so both costs are equal after 2,500 runs.
 _RUNS = 2500
 _SETTINGS = ("jax_enable_x64", "jax_default_device", "jax_debug_nans", "jax_debug_infs")
 

@@ -94,8 +94,8 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
         *args: Its arguments, or their shapes and dtypes.
 
     Returns:
-        The function as a value. None if the function closes over tracers, or if its jaxpr can't be
-        compared, because it has a `jax.custom_vjp` or arrays that only a derivative rule reads.
+        The function as a value. None if the function closes over tracers, has a `jax.custom_vjp`,
+        or has arrays that only a derivative rule reads; jaxprs of such functions can't be compared.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -23,8 +23,10 @@ def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
     counts = jnp.arange(1, n + 1).astype(x.dtype)
     sums = jnp.cumsum(descending, axis=-1)
     active = jnp.sum(scale + counts * descending - sums > 0, axis=-1, keepdims=True)
-    last = jnp.maximum(active - 1, 0)
-    tau = (jnp.take_along_axis(sums, last, axis=-1) - scale) / (last + 1).astype(x.dtype)
+    last_index = jnp.maximum(active - 1, 0)
+    tau = (jnp.take_along_axis(sums, last_index, axis=-1) - scale) / (last_index + 1).astype(
+        x.dtype
+    )
     # One Newton step corrects the rounding error of the long sum.
     excess = jnp.maximum(x - tau, 0)
     count = jnp.maximum(jnp.sum((excess > 0).astype(x.dtype), axis=-1, keepdims=True), 1)
@@ -55,7 +57,7 @@ def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
     return jnp.where(support, jnp.maximum(x - tau_exact, 0), fill)
 
 
-def _project_leaves_together(tree: Any, scale: jax.Array) -> Any:
+def _project_tree(tree: Any, scale: jax.Array) -> Any:
     """Project a tree, as one vector, onto the simplex."""
     leaves, treedef = jax.tree.flatten(tree)
     if not leaves:
@@ -72,7 +74,7 @@ def _project_to_l1_sphere(tree: Any, scale: jax.Array) -> tuple[Any, jax.Array]:
     """Project onto the 1-norm sphere; also return whether the tree is inside the sphere."""
     moduli = jax.tree.map(jnp.abs, tree)
     # An entry of zero gets a positive sign, which selects one of several nearest points.
-    sizes = _project_leaves_together(moduli, scale)
+    sizes = _project_tree(moduli, scale)
     sphere = jax.tree.map(lambda x, size: jnp.where(x < 0, -size, size), tree, sizes)
     total = sum(map(jnp.sum, jax.tree.leaves(moduli)), jnp.zeros_like(scale))
     return sphere, total <= scale
@@ -111,7 +113,7 @@ def projection_simplex(tree: Any, scale: Any = 1) -> Any:
     Reference:
         Held, Wolfe and Crowder, 1974, Mathematical Programming 6; Duchi et al., 2008, ICML.
     """
-    return project_wide("projection_simplex", _project_leaves_together, tree, scale)
+    return project_wide("projection_simplex", _project_tree, tree, scale)
 
 
 def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
@@ -188,8 +190,8 @@ def _scale_to_sphere(tree: Any, s: jax.Array) -> tuple[Any, jax.Array]:
 def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:
     r"""Project onto the Euclidean sphere of radius `scale`: :math:`s\, x / \|x\|_2`.
 
-    Zero, which is at the same distance from all points, is projected onto the point with equal
-    positive entries.
+    Zero, which has the same distance from all points of the sphere, is projected onto the point
+    with equal positive entries.
 
     Args:
         tree: :math:`x`, a tree of floating or complex arrays, treated as one vector.

@@ -79,9 +79,9 @@ def inner(tree_x: Any, tree_y: Any, dtype: Any) -> jax.Array:
 
     A sum of products isn't rounded to 16 bits on accelerators, unlike a matrix product.
     """
-    real = jnp.zeros((), real_dtype(dtype))
+    zero = jnp.zeros((), real_dtype(dtype))
     parts = jax.tree.map(lambda x, y: jnp.sum(jnp.real(jnp.conj(x) * y)), tree_x, tree_y)
-    return functools.reduce(jnp.add, jax.tree.leaves(parts), real)
+    return functools.reduce(jnp.add, jax.tree.leaves(parts), zero)
 
 
 def length(tree: Any, dtype: Any) -> tuple[jax.Array, Any, jax.Array]:

@@ -120,7 +120,7 @@ def all_gather_tree(tree: Any, axis_name: Any) -> Any:
 
 
 def local_rows(x: jax.Array, axis_name: Any) -> jax.Array:
-    """This device's part of axis 0 of a replicated array; without a named axis, the array."""
+    """Slice this device's rows (axis 0) of a replicated array; without a named axis, return it."""
     if axis_name is None:
         return x
     n = x.shape[0] // jax.lax.psum(1, axis_name)

@@ -64,8 +64,8 @@ def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
 def replicate_for_batch(shared: Any, batch: Any) -> Any:
     """Replicate arrays that all examples share over the mesh axes of the examples.
 
-    Params that are sharded over the axis of the batch (FSDP) have to be gathered: `jax.vmap` raises
-    an error if an argument is sharded over the mesh axis of the mapped dimension.
+    Params that are sharded over the axis of the batch (FSDP) have to be gathered. `jax.vmap` raises
+    an error if another argument is sharded over the mesh axis of the mapped dimension.
 
     Args:
         shared: A tree; leaves that aren't arrays are returned unchanged.
@@ -101,8 +101,8 @@ def reshard_like(x: jax.Array, like: Any) -> jax.Array:
 def sharded_full_like(x: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
     """`jnp.full_like` with the sharding of `x`.
 
-    JAX 0.12 loses the sharding if no mesh is set. JAX 0.10 loses the sharding of an array that a
-    traced function closes over, in a branch or a loop of a function that isn't under `jax.jit`.
+    JAX 0.12 loses the sharding if no mesh is set. Without `jax.jit`, JAX 0.10 loses the sharding of
+    an array that a branch or the body of a loop closes over.
     """
     full = jnp.full_like(x, fill_value, dtype=dtype)
     return reshard_like(full, x) if isinstance(full, Tracer) and is_sharded(x) else full

@@ -1,8 +1,8 @@
 """Independent factorizations, executed one after the other.
 
 XLA's runtime on a CPU starts every operation whose inputs are ready. A LAPACK call on a batch of
-matrices runs on a thread of the pool (jaxlib 0.10). It splits the batch over the threads of the
-same pool, and waits for them. Simultaneous calls therefore deadlock if there are as many calls as
+matrices runs on a thread of a pool, splits the batch over the threads of the same pool, and waits
+for these threads (jaxlib 0.10). Simultaneous calls therefore deadlock if there are as many calls as
 threads, for example two calls on a machine with two cores.
 """
 
@@ -36,10 +36,10 @@ def wait_for(tree: Any, before: Any) -> Any:
     heads = [y[(0,) * y.ndim] for y in jax.tree.leaves(before) if y.size]
     if not heads:
         return tree
-    # `never` is False, because 0 and 1 are both shifted to 0, but XLA's passes can't know it. A
-    # barrier doesn't suffice: XLA removes optimization barriers before it chooses the order of
-    # execution. The sort is never fused, because in a fusion with the delayed arrays, the heads
-    # would keep their operands in memory.
+    # `never` is False, because 0 and 1 are both shifted to 0, but XLA doesn't simplify the
+    # expression. An optimization barrier doesn't suffice, because XLA removes barriers before it
+    # schedules operations. XLA never fuses a sort. Without the sort, the heads could be fused with
+    # the delayed arrays, and their operands would remain in memory.
     flags = jnp.stack([jnp.isnan(h).astype(jnp.int32) for h in heads] * 2)
     never = jax.lax.sort(flags)[0] >> 1 > 0
     return jax.tree.map(lambda x: jnp.where(never, jnp.zeros_like(x), x), tree)

@@ -152,8 +152,8 @@ def step_with_divided_slots(
 
     On an explicit mesh, a gradient can't be added to a slot that is sharded over an additional
     axis. If all slots have the params' shapes, gradients and params are resharded like the slots,
-    which divides the arithmetic. If the state has other arrays (factors of matrices, codes,
-    histories), the state is resharded to the sharding of a new state, and back after the step.
+    which divides the arithmetic. A state with other arrays (factors of matrices, codes, histories)
+    is resharded like a new state before the step, and resharded back after the step.
 
     Args:
         step: `step(updates, state, params)`, which returns updates and a state.

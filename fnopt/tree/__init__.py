@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees, and search in them.
+"""Arithmetic on pytrees, and search and replacement of subtrees.
 
 Import the package, not its names: `from fnopt import tree`, then `tree.sum(x)`.
 """

@@ -72,7 +72,7 @@ def common_dtype(leaves: list[Any]) -> Any:
 
 
 def _strong(x: Any) -> jax.Array:
-    """Convert to a strongly typed array."""
+    """Convert a leaf to a strongly typed array."""
     # A weakly typed result would compile the next step again, whose leaf is strongly typed.
     return jnp.asarray(x, jnp.result_type(x))
 
@@ -162,8 +162,8 @@ def div(tree_x: Any, tree_y: Any) -> Any:
     def divide_leaf(x: Any, y: Any) -> jax.Array:
         dtype = promoted_dtype(x, y)
         # The quotient of integers is a float, as with the operator `/`.
-        whole = not jnp.issubdtype(dtype, jnp.inexact)
-        return compute_wide(operator.truediv, default_float() if whole else dtype, x, y)
+        is_integer = not jnp.issubdtype(dtype, jnp.inexact)
+        return compute_wide(operator.truediv, default_float() if is_integer else dtype, x, y)
 
     return jax.tree.map(divide_leaf, tree_x, tree_y)
 
@@ -217,6 +217,7 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
         dtype = scaled_dtype(scalar, x, y)
         return compute_wide(lambda x, a, y: x + a * y, dtype, x, scalar, y)
 
+    # With None as a leaf of `tree_x`, `tree_y` may have an array in its place.
     return jax.tree.map(add_leaf, tree_x, tree_y, is_leaf=is_none)
 
 
@@ -260,6 +261,7 @@ def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
 
     def clip_leaf(x: Any) -> jax.Array:
         x = _strong(x)
+        # The bounds are cast to the dtype of the leaf, so that they don't promote the result.
         low, high = (
             None if b is None else jnp.asarray(b).astype(x.dtype) for b in (min_value, max_value)
         )

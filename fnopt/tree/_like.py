@@ -255,13 +255,13 @@ def random_like(
         (2, 3)
     """
     # Samplers of `jax.random` accept a sharding; a user's sampler may not.
-    sharded = "out_sharding" in inspect.signature(sampler).parameters
+    takes_sharding = "out_sharding" in inspect.signature(sampler).parameters
 
     def sample_leaf(leaf: Any, key: Any) -> jax.Array:
         leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
         # Without a sharding, every device would generate the whole array.
-        extra = {"out_sharding": jax.typeof(leaf).sharding} if sharded else {}
-        return sampler(key, leaf.shape, leaf.dtype if dtype is None else dtype, **extra)
+        options = {"out_sharding": jax.typeof(leaf).sharding} if takes_sharding else {}
+        return sampler(key, leaf.shape, leaf.dtype if dtype is None else dtype, **options)
 
     return jax.tree.map(sample_leaf, target_tree, split_key_like(rng_key, target_tree))
 

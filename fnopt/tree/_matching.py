@@ -64,14 +64,15 @@ def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLea
         field = slot.rpartition("/")[2]
         keys |= {id(x): (field, param) for param, x in leaves_with_names(part)[0]}
     places = [_place(path, keys.get(id(x))) for x, (path, _) in zip(shapes, leaves, strict=True)]
+    # A field name that only one state has identifies a slot without the path of the state.
     states_of = Counter(field for _, field in {place[:2] for place in places if place is not None})
-    named = [
+    result = [
         _name_leaf(path, leaf, place, states_of, rename or {})
         for (path, leaf), place in zip(leaves, places, strict=True)
     ]
     count_ids = {*map(id, step_counts(states))}
-    counts = [y.name for y, x in zip(named, shapes, strict=True) if id(x) in count_ids]
-    return NamedLeaves(named, treedef, counts)
+    counts = [y.name for y, x in zip(result, shapes, strict=True) if id(x) in count_ids]
+    return NamedLeaves(result, treedef, counts)
 
 
 def is_named_tuple(node: Any) -> bool:
@@ -141,7 +142,7 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
         candidates = [
             saved_slot for saved_slot in _slots_of(field, unused) if _fits(fresh_slot, saved_slot)
         ]
-        if len(candidates) != 1:
+        if len(candidates) != 1:  # several candidates would be ambiguous
             continue
         (saved_slot,) = candidates
         arrays = [jnp.asarray(leaf.leaf) for leaf in saved_slot]
@@ -332,6 +333,7 @@ def _group_by_ending(leaves: Iterable[NamedLeaf]) -> dict[str, list[NamedLeaf]]:
 
 
 def _assign(targets: list[NamedLeaf], candidates: list[NamedLeaf], matching: Matching) -> None:
+    # If the numbers differ, only leaves with equal paths match without ambiguity.
     if len(targets) == len(candidates):
         for leaf, other in zip(targets, candidates, strict=True):
             matching.add(leaf.name, other)

@@ -20,8 +20,8 @@ def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
         if g is None:
             return None
         dtype = compute_dtype(jnp.result_type(g), jnp.result_type(m))
-        new = fn(cast(g, dtype), cast(m, dtype), real_dtype(dtype))
-        return new.astype(jnp.result_type(m))
+        result = fn(cast(g, dtype), cast(m, dtype), real_dtype(dtype))
+        return result.astype(jnp.result_type(m))
 
     return jax.tree.map(update_leaf, updates, moments, is_leaf=is_none)
 

@@ -35,12 +35,13 @@ def recount(
     Args:
         counts: The names of the fresh tree's step counts.
         other: The names of the fresh tree's other leaves.
-        sources: The saved leaves by name; modified in place.
+        sources: The saved leaves, keyed by name; modified in place.
         count: The number of steps, for counts that weren't saved. With None, these counts are set
             to the nearest saved counts in the tree, if the nearest saved counts agree.
 
     Returns:
-        The sources of the counts that weren't saved, by name; and the names of the dropped counts.
+        The sources of the counts that weren't saved, keyed by name; and the names of the dropped
+        counts.
         A saved count that doesn't exist in the fresh tree is dropped if a fresh count has the same
         value.
     """
@@ -83,16 +84,16 @@ def _innermost_wrapper(name: str, wrappers: Iterable[str]) -> str | None:
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:
     """Names with the longest common prefix with `name`; members of a chain count the same steps."""
-    shared = {}
+    lengths = {}
     for other in others:
-        same = [a == b for a, b in zip(name.split("/"), other.split("/"), strict=False)]
-        shared[other] = (*same, False).index(False)
-    return [other for other, n in shared.items() if n == max(shared.values())]
+        matches = [a == b for a, b in zip(name.split("/"), other.split("/"), strict=False)]
+        lengths[other] = (*matches, False).index(False)
+    return [other for other, n in lengths.items() if n == max(lengths.values())]
 
 
 @dataclasses.dataclass(frozen=True)
 class RestoreReport:
-    """Report of `restore`: which leaves were restored, by name.
+    """Report of `restore`: the names of restored leaves, and all mismatches.
 
     Attributes:
         taken: Leaves of the fresh tree that were set to saved values.
@@ -152,10 +153,10 @@ def restore(
     wrappers and leaves may be added or removed. Counts and other numbers of a state are restored
     together with its slots.
 
-    A slot stored as one vector (by :class:`fnopt.flatten`) is converted to a tree, and a tree to a
-    vector, if both have the same number of elements. A step count that wasn't saved (for example,
-    because the learning rate follows a schedule only now) is set to the value of the nearest saved
-    counts, if the nearest counts agree.
+    A slot stored as one vector (by :class:`fnopt.flatten`) is converted to a tree of the same
+    number of elements, and a tree to a vector. A new schedule may need a step count that wasn't
+    saved. Such a count is set to the value of the nearest saved counts, if the nearest counts
+    agree.
 
     The report lists all mismatches: print it, or raise an error unless `report.complete`. Leaves
     that aren't numbers (an activation function in a module) are unchanged and aren't reported.
@@ -198,7 +199,7 @@ def restore(
     counts = [name for name in target.counts if name not in fresh_names]
     counted, dropped = recount(counts, target.names.difference(target.counts), pool, count)
     sources |= {name: pool.pop(name) for name in counted}
-    torn = _torn_codes(target.leaves, sources)
+    incomplete = _incomplete_codes(target.leaves, sources)
     restored, unsaved, reshaped, leaves = [], [], {}, []
     for name, _, leaf, _ in target.leaves:
         value = sources.get(name)
@@ -206,7 +207,7 @@ def restore(
             pass
         elif value is None:
             unsaved.append(name)
-        elif name in torn or not _fits(value, leaf):
+        elif name in incomplete or not _fits(value, leaf):
             reshaped[name] = (type_text(leaf), type_text(value))
         else:
             restored.append(name)
@@ -241,23 +242,25 @@ def _have_same_leaves(fresh: NamedLeaves, saved: NamedLeaves) -> bool:
     return fresh_types == saved_types
 
 
-def _torn_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
+def _incomplete_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
     """Names of quantized leaves of which only the codes or only the scales can be restored."""
     arrays = {x.name: x.leaf for x in targets if is_array_like(x.leaf)}
-    torn: set[str] = set()
+    incomplete: set[str] = set()
     for name, leaf in arrays.items():
         start, _, end = name.rpartition("/")
+        # The names of the codes and scales of a quantized leaf end with 0 and 1.
         pair = name, f"{start}/1"
         dtype = jnp.result_type(leaf)
         if end == "0" and dtype in (jnp.uint8, jnp.int4) and pair[1] in arrays:
             fits = [k in sources and _fits(sources[k], arrays[k]) for k in pair]
             fits.append(name in sources and jnp.result_type(sources[name]) == dtype)
             # Codes with the scales of other codes would be wrong numbers.
-            torn |= set() if all(fits) else {*pair}
-    return torn
+            incomplete |= set() if all(fits) else {*pair}
+    return incomplete
 
 
 def _fits(source: Any, leaf: Any) -> bool:
+    # "same_kind" allows float32 to bfloat16, but not complex to real or float to integer.
     return jnp.shape(source) == jnp.shape(leaf) and jnp.can_cast(
         jnp.result_type(source), jnp.result_type(leaf), casting="same_kind"
     )

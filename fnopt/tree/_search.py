@@ -139,10 +139,11 @@ def set(tree: Any, filtering: _Filter | None = None, /, **kwargs: Any) -> Any:
 
     Args:
         tree: A tree: the state of an optimizer (fnopt's or optax's), an optimizer, a dict.
-        filtering: `filtering(path, value) -> bool`: whether to replace a match; by default all are
-            replaced.
-        **kwargs: New values by name. If a number replaces an array, the array's dtype is kept, so
-            the step isn't recompiled. Values of optimizers are checked as in their constructors.
+        filtering: `filtering(path, value) -> bool`: whether to replace a match; by default all
+            matches are replaced.
+        **kwargs: New values, keyed by name. A number that replaces an array is cast to the dtype of
+            the array, so the step isn't recompiled. Values of optimizers are checked as in their
+            constructors.
 
     Returns:
         A tree of the same structure; all other subtrees are the same objects as before.

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fnopt.curvature._kronecker_inverse import inverses_of_all, shares
+from fnopt.curvature._kronecker_inverse import divide_work, invert_batches
 from fnopt.programs import jaxprs
 from tests.distributed import messages
 
@@ -47,8 +47,8 @@ def numbers_of_matrices(fn, args):
 def test_each_device_inverts_its_share(kind):
     mesh = jax.make_mesh((2,), ("d",), axis_types=(getattr(AxisType, kind),))
     given = jax.device_put([jnp.asarray(x) for x in stacks()], NamedSharding(mesh, P()))
-    assert sorted(numbers_of_matrices(inverses_of_all, given)) == [1, 6]  # 7^3 = 343, 5 4^3 + 2^3
-    program = jax.jit(inverses_of_all).lower(given).compile()
+    assert sorted(numbers_of_matrices(invert_batches, given)) == [1, 6]  # 7^3 = 343, 5 4^3 + 2^3
+    program = jax.jit(invert_batches).lower(given).compile()
     assert [kind for kind, _, _ in messages.results(program.as_text())] == ["all-gather"]
     for x, y in zip(program(given), stacks(), strict=True):
         np.testing.assert_allclose(x, np.linalg.inv(y), rtol=1e-4, atol=1e-5)
@@ -58,7 +58,7 @@ def test_devices_of_a_named_axis_share_them_out():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
 
     def device(given):
-        return inverses_of_all(given, "d")
+        return invert_batches(given, "d")
 
     run = jax.shard_map(device, mesh=mesh, in_specs=P(), out_specs=P())
     assert sorted(numbers_of_matrices(run, stacks())) == [1, 6]
@@ -67,7 +67,7 @@ def test_devices_of_a_named_axis_share_them_out():
 
 
 def test_shares_are_even():
-    owned = shares([24, 3, 1], [8, 16, 32], 4)
+    owned = divide_work([24, 3, 1], [8, 16, 32], 4)
     work = [sum(len(g) * n**3 for g, n in zip(own, (8, 16, 32), strict=True)) for own in owned]
     assert sorted(work) == [8192, 8192, 8192, 32**3]
     for group, count in enumerate([24, 3, 1]):

@@ -69,7 +69,7 @@ def test_moments_and_products_are_those_of_the_definition(max_side):
         bases = model.bases(factors, jnp.asarray(DAMPING))
         moments = model.moments(tape, bases)
         given = model.matrices(params)
-        divided = model.divided(given, bases, jnp.asarray(DAMPING), moments)
+        divided = model.multiply_inverse(given, bases, jnp.asarray(DAMPING), moments)
         fn = lambda p, e: net(p, e).reshape(-1)  # noqa: E731
         jacobian = jax.vmap(jax.jacobian(fn), (None, 0))(params, batch)
         hessian = jax.vmap(jax.hessian(lambda f, e: loss(f.reshape(2, 3), e)))

@@ -22,10 +22,11 @@ from fnopt.jacobians._pairs import (
 Sizes = tuple[int, int]
 """The shape of a block: the size of the later group, then the size of the earlier group."""
 
-# SuperLU's multiplications take six times as long as those of a dense Cholesky factorization: 1.7e9
-# against 1e10 a second for the sphere of docs/performance.md (one CPU core, SciPy 1.17).
-_SPARSE = 6
-# Dense multiplications, 2 s on a CPU core: as many as 200 products with a Jacobian of 1e8 entries.
+# Cost of a multiplication of SuperLU, relative to dense Cholesky factorization: 1.7e9 against 1e10
+# multiplications a second, for the sphere of docs/performance.md (one CPU core, SciPy 1.17).
+_SPARSE_COST = 6
+# Most multiplications of a dense factorization: 2 s on a CPU core, as many multiplications as 200
+# products with a Jacobian of 1e8 entries.
 _MOST = 2e10
 
 
@@ -189,42 +190,67 @@ def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
 
 
 def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes) -> Elimination:
-    group = unknown_groups(rows, cols, n, leaves)
-    # Groups in the order of their first unknowns: near groups often have near numbers, which gives
-    # minimum degree better ties (on the sphere of docs/performance.md 2.6e8 instead of 4.3e8
-    # multiplications).
-    group = np.argsort(np.argsort(np.unique(group, return_index=True)[1]))[group]
-    size = np.bincount(group)
-    edges = coupled(rows, group[cols])
-    first, one, other = _uncoupled(size, *edges)
-    a, b = row_pairs(one)
-    s = size[first[:1]].sum()
-    dense = float(n - s * first.size) ** 3 / 3 + s * float(size[other[a]] @ size[other[b]])
-    sparse = minimum_degree(size, *edges, min(dense, _MOST) / _SPARSE)
+    """Plan the elimination for the entries `rows`, `cols` of a Jacobian `[m, n]`.
+
+    The vertices of the Gram graph are groups of unknowns. Groups that share a residual are coupled
+    by an edge. Eliminating an independent set couples the neighbors of each of its groups
+    (fill-in), and a dense matrix of the other groups remains.
+    """
+    group = _numbered(unknown_groups(rows, cols, n, leaves))  # [n], the group of each unknown
+    size = np.bincount(group)  # [groups], the number of unknowns
+    edges = coupled(rows, group[cols])  # two arrays [edges] of groups
+    independent = _independent_set(size, *edges)
+    fill = independent.fill_in()
+    dense = _dense_multiplications(size, independent, fill)
+    sparse = minimum_degree(size, *edges, min(dense, _MOST) / _SPARSE_COST)
     if sparse is None:
-        groups = np.r_[first, np.setdiff1d(np.arange(size.size), first)]
-        edges = distinct_edges(np.r_[edges[0], other[a]], np.r_[edges[1], other[b]])
+        eliminated = independent.groups.size
+        others = np.setdiff1d(np.arange(size.size), independent.groups)
+        groups = np.r_[independent.groups, others]  # [groups], in the order of elimination
+        edges = distinct_edges(np.r_[edges[0], fill[0]], np.r_[edges[1], fill[1]])
     else:
-        first, groups = first[:0], sparse.groups
-    place = np.argsort(groups)  # position of each group in the order
-    order = np.lexsort((np.arange(n), place[group]))
-    layout = _Layout(size[groups], *distinct_edges(place[edges[0]], place[edges[1]]))
-    level = layout.level(first.size) if first.size else None
-    gram = _gram(layout, rows, place[group[cols]], np.argsort(order)[cols])
+        eliminated, groups = 0, sparse.groups
+    position = np.argsort(groups)  # [groups], in the order of elimination
+    order = np.lexsort((np.arange(n), position[group]))  # [n], the unknowns in this order
+    layout = _Layout(size[groups], *distinct_edges(position[edges[0]], position[edges[1]]))
+    level = layout.level(eliminated) if eliminated else None
+    gram = _gram(layout, rows, position[group[cols]], np.argsort(order)[cols])
     return Elimination(order, layout.blocks, gram, level, sparse, m)
 
 
-def _uncoupled(
-    size: np.ndarray, a: np.ndarray, b: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return uncoupled groups of one size, and the pairs of these groups and their neighbors.
+def _numbered(group: np.ndarray) -> np.ndarray:
+    """Number groups in the order of their first unknowns.
+
+    Coupled groups often have neighboring unknowns. This order gives minimum degree better ties: on
+    the sphere of docs/performance.md 2.6e8 instead of 4.3e8 multiplications.
+    """
+    first = np.unique(group, return_index=True)[1]  # [groups], the first unknown
+    return np.argsort(np.argsort(first))[group]
+
+
+class _IndependentSet(NamedTuple):
+    """Groups of one size of which no two are coupled, and their edges in the Gram graph."""
+
+    groups: np.ndarray  # [eliminated], ascending
+    members: np.ndarray  # [edges], the group of the set, ascending
+    neighbors: np.ndarray  # [edges], the group outside of the set
+
+    def fill_in(self) -> tuple[np.ndarray, np.ndarray]:
+        """All pairs of neighbors of the same group; a neighbor also pairs with itself."""
+        a, b = row_pairs(self.members)
+        return self.neighbors[a], self.neighbors[b]
+
+
+def _independent_set(size: np.ndarray, a: np.ndarray, b: np.ndarray) -> _IndependentSet:
+    """Return uncoupled groups of the size with the most unknowns.
 
     The groups with the fewest neighboring unknowns come first, as in a minimum-degree order.
     """
-    one, other = np.r_[a, b], np.r_[b, a]
+    one, other = np.r_[a, b], np.r_[b, a]  # every edge in both directions
     by_one = np.argsort(one, kind="stable")
     one, other = one[by_one], other[by_one]
-    degree = np.bincount(one, size[other], size.size)
+    degree = np.bincount(one, size[other], size.size)  # [groups], the neighboring unknowns
+    # The neighbors of group g are near[starts[g] : starts[g + 1]].
     starts = np.searchsorted(one, np.arange(size.size + 1)).tolist()
     near, blocked, taken = other.tolist(), bytearray(size.size), []
     for g in np.argsort(degree, kind="stable").tolist():
@@ -234,27 +260,38 @@ def _uncoupled(
                 blocked[h] = 1
     found = np.sort(np.asarray(taken, np.int64))
     found = found[size[found] == np.argmax(np.bincount(size[found], size[found]))]
-    mine = np.isin(one, found)
-    return found, one[mine], other[mine]
+    here = np.isin(one, found)
+    return _IndependentSet(found, one[here], other[here])
+
+
+def _dense_multiplications(
+    size: np.ndarray, independent: _IndependentSet, fill: tuple[np.ndarray, np.ndarray]
+) -> float:
+    """Number of multiplications for the Schur complement and for its dense factorization."""
+    s = int(size[independent.groups[:1]].sum())  # 0 without groups
+    left = int(size.sum()) - s * independent.groups.size
+    return left**3 / 3 + s * float(size[fill[0]] @ size[fill[1]])
 
 
 class _Layout:
-    """The blocks of the factor, by shape; diagonal blocks come first.
+    """The blocks of the factor, by shape; diagonal blocks come first, then blocks by columns.
 
     Args:
         size: The size of every group, in the order of elimination.
-        later, earlier: The pairs of different groups with a block in the factor.
+        later: The row group of every block below the diagonal.
+        earlier: The column group of every block below the diagonal.
     """
 
     def __init__(self, size: np.ndarray, later: np.ndarray, earlier: np.ndarray) -> None:
         self.size = size
-        self.start = np.r_[0, np.cumsum(size)]
+        self.start = np.r_[0, np.cumsum(size)]  # [groups + 1], the first unknown
         self.rank = np.zeros_like(size)  # index of each group among the groups of its size
         self.blocks: dict[Sizes, tuple[np.ndarray, np.ndarray]] = {}
+        # Per shape: ascending keys of the blocks below the diagonal, number of diagonal blocks.
         self._keys: dict[Sizes, tuple[np.ndarray, int]] = {}
         by_column = np.lexsort((later, earlier))
         later, earlier = later[by_column], earlier[by_column]
-        self._of = later, earlier
+        self._below = later, earlier
         sizes = np.unique(size).tolist()
         for s in sizes:
             same = np.flatnonzero(size == s)
@@ -278,7 +315,17 @@ class _Layout:
     def products(
         self, later: np.ndarray, earlier: np.ndarray, a: np.ndarray, b: np.ndarray
     ) -> dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return, for each shape, the factors `a` and `b` of products, and the target blocks."""
+        """Return the indices of products, by the shape of the block to which they belong.
+
+        Args:
+            later: The row group of every product.
+            earlier: The column group of every product.
+            a: The index of the left factor.
+            b: The index of the right factor.
+
+        Returns:
+            For each shape: `a`, `b` and the index of the block, sorted by block.
+        """
         t, u = self.size[later], self.size[earlier]
         found = {}
         for i, j in np.unique(np.stack([t, u]), axis=1).T.tolist():
@@ -290,7 +337,7 @@ class _Layout:
 
     def level(self, groups: int) -> Level:
         """Return the level of the first groups."""
-        later, earlier = self._of
+        later, earlier = self._below
         stop = np.searchsorted(earlier, groups)
         later, earlier = later[:stop], earlier[:stop]
         blocks, local = {}, np.zeros_like(later)
@@ -305,11 +352,19 @@ class _Layout:
 
 
 def _gram(layout: _Layout, rows: np.ndarray, group: np.ndarray, position: np.ndarray) -> Gram:
-    """Return the index arrays, from the row, group and order position of every entry."""
+    """Return the index arrays for the Gram matrix.
+
+    Args:
+        layout: The blocks.
+        rows: The row of every entry of the Jacobian.
+        group: The group of every entry, by its position in the order of elimination.
+        position: The position of the unknown of every entry in the order of elimination.
+    """
     groups = layout.size.size
     keys, part = np.unique(rows.astype(np.int64) * groups + group, return_inverse=True)
-    row, of = np.divmod(keys, groups)  # one part per row and group: the row's entries in this group
-    local, parts = np.zeros_like(of), {}
+    # A part consists of a row's entries in one group: the row and the group of each part.
+    row, of = np.divmod(keys, groups)
+    local, parts = np.zeros_like(of), {}  # local: index among the parts of its group size
     for s in np.unique(layout.size[of]).tolist():
         here = layout.size[of] == s
         local[here] = np.arange(int(here.sum()))

@@ -60,7 +60,7 @@ def dense_factor(rows, ends, order):
 
 
 def test_groups_of_the_level_are_not_coupled_and_the_factor_has_all_entries(monkeypatch):
-    monkeypatch.setattr("fnopt.jacobians._elimination._SPARSE", 1e9)
+    monkeypatch.setattr("fnopt.jacobians._elimination._SPARSE_COST", 1e9)
     rows, ends = random_chain()
     plan = elimination(Sparsity(rows, ends.ravel(), (len(ends), 60)))
     position = plan.position[ends]
@@ -86,7 +86,7 @@ def test_a_plan_names_what_is_used_instead_of_an_elimination():
 
 
 def test_the_cost_of_a_sparse_factor_counts_its_entries(monkeypatch):
-    monkeypatch.setattr("fnopt.jacobians._elimination._SPARSE", 1e-9)
+    monkeypatch.setattr("fnopt.jacobians._elimination._SPARSE_COST", 1e-9)
     rows, ends = random_chain()
     plan = elimination(Sparsity(rows, ends.ravel(), (len(ends), 60)))
     L = dense_factor(rows, ends, plan.order)

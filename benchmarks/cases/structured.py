@@ -1,13 +1,15 @@
-"""Compare elimination of points and conjugate gradients on all params for bundle adjustment.
+"""Compare bundle adjustment with conjugate gradients and GTSAM; measure the growth of a step.
 
-Times are CPU seconds of the compiled program, the minimum of two runs; the two solvers alternate.
+Times are CPU seconds of the compiled program, the minimum of two runs. The solvers alternate and
+stop at the same relative decrease of the cost.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +17,10 @@ import numpy as np
 
 import fnopt
 from benchmarks.metric import Metric
-from benchmarks.timing import Settings
+from benchmarks.timing import Settings, peer
 
 SIZES = {True: (8, 120), False: (20, 2000)}  # (cameras, points); the key is `settings.smoke`
+TOLERANCE = 1e-10  # relative decrease of the cost
 _BETWEEN = 2.4 / 19  # angle between neighboring cameras; 20 cameras span 2.4 rad
 
 
@@ -40,12 +43,24 @@ def project(camera: Any, point: Any) -> Any:
     return camera[6] * (1 + camera[7] * square + camera[8] * square**2) * q
 
 
-def scene(cameras: int, points: int) -> tuple[Callable[[Any], Any], Any]:
-    """Return residuals and an initial guess; two to six neighboring cameras see each point.
+class Scene(NamedTuple):
+    """Cameras and points, and the pixels at which cameras see points."""
 
-    The cameras are on a circle. The angle between neighbors doesn't depend on the number of
-    cameras. If this angle were smaller than the errors of the initial guess, the rays to a point
-    would hardly differ, and the depth of the point would be undetermined.
+    by: np.ndarray  # [observations], the camera
+    of: np.ndarray  # [observations], the point
+    seen: np.ndarray  # [observations, 2]
+    start: dict[str, jax.Array]
+
+    def residuals(self, p: Any) -> Any:
+        """Errors of the projections in pixels."""
+        return jax.vmap(project)(p["camera"][self.by], p["point"][self.of]) - self.seen
+
+
+def scene(cameras: int, points: int) -> Scene:
+    """Make a scene: two to six neighboring cameras on a circle see each point.
+
+    The angle between neighbors is the same for any number of cameras. If it is smaller than the
+    errors of the initial guess, the depth of the points is undetermined.
     """
     rng = np.random.default_rng(0)
     camera = np.zeros((cameras, 9))
@@ -55,48 +70,127 @@ def scene(cameras: int, points: int) -> tuple[Callable[[Any], Any], Any]:
     camera[:, 6], camera[:, 7:] = 800 + 20 * rng.normal(size=cameras), (-0.1, 0.01)
     point = rng.normal(size=(points, 3))
     first, count = rng.integers(0, cameras - 5, points), rng.integers(2, 7, points)
-    i = np.concatenate([a + rng.permutation(6)[:k] for a, k in zip(first, count, strict=True)])
-    j = np.repeat(np.arange(points), count)
-    pixels = jax.vmap(project)(camera[i], point[j]) + 0.5 * rng.normal(size=(j.size, 2))
+    of = np.repeat(np.arange(points), count)
+    by = np.concatenate([a + rng.permutation(6)[:k] for a, k in zip(first, count, strict=True)])
+    seen = jax.vmap(project)(camera[by], point[of]) + 0.5 * rng.normal(size=(of.size, 2))
     noise = np.asarray([0.02] * 3 + [0.1] * 3 + [20, 0.02, 0.005])
     start = {
         "camera": jnp.asarray(camera + noise * rng.normal(size=camera.shape)),
         "point": jnp.asarray(point + 0.1 * rng.normal(size=point.shape)),
     }
-    return lambda p: jax.vmap(project)(p["camera"][i], p["point"][j]) - pixels, start
+    return Scene(by, of, np.asarray(seen), start)
+
+
+def gtsam_of(gtsam: Any, scene: Scene) -> Callable[[Any], Any]:
+    """GTSAM's optimizer, ready to run, of the same problem; its cameras look along their z-axis."""
+    turned = np.asarray([1.0, -1.0, -1.0])  # BAL's cameras look along -z
+    factors, values = gtsam.NonlinearFactorGraph(), gtsam.Values()
+    camera, point = (np.asarray(scene.start[name]) for name in ("camera", "point"))
+    for k, c in enumerate(camera):
+        R = turned[:, None] * gtsam.Rot3.Expmap(c[:3]).matrix()
+        pose = gtsam.Pose3(gtsam.Rot3(R.T), -R.T @ (turned * c[3:6]))
+        lens = gtsam.Cal3Bundler(*c[6:], 0, 0)
+        values.insert(k, gtsam.PinholeCameraCal3Bundler(pose, lens))
+    for k, x in enumerate(point):
+        values.insert(len(camera) + k, x)
+    noise, first = gtsam.noiseModel.Unit.Create(2), len(camera)
+    for k, j, pixel in zip(scene.by.tolist(), scene.of.tolist(), scene.seen, strict=True):
+        factor = gtsam.GeneralSFMFactorCal3Bundler(pixel * turned[:2], noise, k, first + j)
+        factors.add(factor)
+    options = gtsam.LevenbergMarquardtParams.CeresDefaults()
+    options.setRelativeErrorTol(TOLERANCE)
+
+    def solve(_: Any) -> Any:
+        optimizer = gtsam.LevenbergMarquardtOptimizer(factors, values, options)
+        optimizer.optimize()
+        return np.asarray([optimizer.error(), optimizer.iterations()])
+
+    return solve
 
 
 def seconds(solve: Callable[[Any], Any], start: Any) -> float:
-    """Return the CPU time of one run."""
+    """CPU time of one run."""
     began = time.process_time()
     jax.block_until_ready(solve(start))
     return time.process_time() - began
 
 
+def fit_of(residuals: Callable[[Any], Any], name: str = "auto", steps: int = 100) -> Any:
+    """Return the compiled fit, with a sparse Jacobian."""
+    jac = fnopt.sparse_jacobian(residuals)
+    solver = fnopt.levenberg_marquardt(linear_solver=name, ftol=TOLERANCE)
+    return jax.jit(
+        lambda p: fnopt.least_squares(residuals, p, jac=jac, solver=solver, max_steps=steps)
+    )
+
+
+def beside(settings: Settings) -> Iterator[Metric]:
+    """Compare time and cost of a bundle adjustment with other solvers."""
+    made = scene(*SIZES[settings.smoke])
+    solvers = {name: fit_of(made.residuals, name) for name in ("auto", "cg")}
+    ends = {name: jax.block_until_ready(solve(made.start)) for name, solve in solvers.items()}
+    found = {name: [float(fit.cost), float(fit.steps)] for name, fit in ends.items()}
+    if importlib.util.find_spec("gtsam"):
+        solvers["gtsam"] = gtsam_of(peer("gtsam"), made)
+        found["gtsam"] = solvers["gtsam"](None).tolist()
+    times = [[seconds(solve, made.start) for solve in solvers.values()] for _ in range(2)]
+    fastest = dict(zip(solvers, map(min, zip(*times, strict=True)), strict=True))
+    size = "bundle adjustment, {} cameras x {} points".format(*SIZES[settings.smoke])
+    for name, unit in {"cg": "x conjugate gradients", "gtsam": "x GTSAM"}.items():
+        if name in found:
+            detail = {
+                "seconds": fastest["auto"],
+                f"seconds_of_{name}": fastest[name],
+                "steps": found["auto"][1],
+                f"steps_of_{name}": found[name][1],
+            }
+            yield Metric(f"{size}: time", fastest["auto"] / fastest[name], unit, detail=detail)
+            cost = found["auto"][0] / found[name][0]
+            yield Metric(f"{size}: cost", cost, unit, tolerance=1e-3)
+
+
+def chain(n: int) -> tuple[Callable[[Any], Any], Any]:
+    """Residuals of a chain with `n` unknowns, and an initial guess."""
+    data = jnp.cos(jnp.arange(n) * 0.1)
+    return lambda x: jnp.concatenate([x - data, 3 * (x[1:] - jnp.sin(x[:-1]))]), jnp.zeros(n)
+
+
+def grid(n: int) -> tuple[Callable[[Any], Any], Any]:
+    """Residuals of a square grid with about `n` unknowns, and an initial guess."""
+    k = round(n**0.5)
+    data = jnp.cos(jnp.arange(k * k) * 0.1).reshape(k, k)
+
+    def residuals(x: Any) -> Any:
+        parts = x - data, x[1:] - jnp.sin(x[:-1]), x[:, 1:] - jnp.sin(x[:, :-1])
+        return jnp.concatenate([part.ravel() for part in parts])
+
+    return residuals, jnp.zeros((k, k))
+
+
+def adjustment(n: int) -> tuple[Callable[[Any], Any], Any]:
+    """Residuals of a bundle adjustment with 20 cameras and `n / 3` points, and a guess."""
+    made = scene(20, n // 3)
+    return made.residuals, made.start
+
+
+def growth(settings: Settings) -> Iterator[Metric]:
+    """Measure how the time of a step grows for ten times as many unknowns."""
+    sizes = (90, 900) if settings.smoke else (3_000, 30_000)
+    makers = {"chain": chain, "grid": grid, "bundle adjustment": adjustment}
+    for name, make in list(makers.items())[: 1 if settings.smoke else 3]:
+        steps, detail = [], {}
+        for n in sizes:
+            residuals, start = make(n)
+            solve = fit_of(residuals)
+            evaluations = float(solve(start).nfev)
+            steps.append(min(seconds(solve, start) for _ in range(2)) / evaluations)
+            detail[f"ms_per_step_of_{n}"] = 1e3 * steps[-1]
+        title = f"{name}, {sizes[0]} to {sizes[1]} unknowns: time of a step"
+        yield Metric(title, steps[1] / steps[0], "x", tolerance=float("inf"), detail=detail)
+
+
 def run(settings: Settings) -> Iterator[Metric]:
-    """Compare time, steps and cost of both solvers."""
+    """Compare with other solvers, and measure the growth."""
     with jax.enable_x64(True):
-        residuals, start = scene(*SIZES[settings.smoke])
-        jac = fnopt.sparse_jacobian(residuals)
-
-        def solver(name: str) -> Callable[[Any], Any]:
-            method = fnopt.levenberg_marquardt(linear_solver=name)
-            return jax.jit(
-                lambda p: fnopt.least_squares(residuals, p, jac=jac, solver=method, max_steps=100)
-            )
-
-        solvers = {name: solver(name) for name in ("auto", "cg")}
-        ends = {name: jax.block_until_ready(solve(start)) for name, solve in solvers.items()}
-        times = [[seconds(solve, start) for solve in solvers.values()] for _ in range(2)]
-        direct, iterative = map(min, zip(*times, strict=True))
-        detail = {
-            "seconds": direct,
-            "seconds_of_cg": iterative,
-            "steps": float(ends["auto"].steps),
-            "steps_of_cg": float(ends["cg"].steps),
-            "params_left": float(jac.plan(start).left),
-        }
-        size = "bundle adjustment, {} cameras x {} points".format(*SIZES[settings.smoke])
-        yield Metric(f"{size}: time", direct / iterative, "x conjugate gradients", detail=detail)
-        cost = float(ends["auto"].cost / ends["cg"].cost)
-        yield Metric(f"{size}: cost", cost, "x conjugate gradients", tolerance=1e-3)
+        yield from beside(settings)
+        yield from growth(settings)

@@ -62,7 +62,7 @@ def jacobian_of(name, by_rows=False):
 )
 @pytest.mark.parametrize("host", [False, True])
 def test_damped_steps_are_those_of_dense_algebra(name, by_rows, host, x64, monkeypatch):
-    monkeypatch.setattr(planning, "_SPARSE", 1e-9 if host else 1e9)
+    monkeypatch.setattr(planning, "_SPARSE_COST", 1e-9 if host else 1e9)
     if name == "bundle_adjustment":  # in chunks
         monkeypatch.setattr("fnopt.linear._eliminated_system._AT_ONCE", 1000)
     A, J = jacobian_of(name, by_rows)
@@ -104,7 +104,7 @@ def test_damped_steps_are_those_of_dense_algebra(name, by_rows, host, x64, monke
 
 
 def test_a_factorisation_on_the_host_that_fails_gives_nan(monkeypatch):
-    monkeypatch.setattr(planning, "_SPARSE", 1e-9)
+    monkeypatch.setattr(planning, "_SPARSE_COST", 1e-9)
     rows, cols, _ = chain()
     sparsity = Sparsity(rows, cols, (int(rows.max()) + 1, 80))
     layout = HostLayout(elimination(sparsity))

@@ -55,7 +55,7 @@ from fnopt.transforms._line_search import LinePoint as LinePoint
 from fnopt.transforms._line_search import LineSearch as LineSearch
 from fnopt.transforms._line_search import LineSearchCriteria as LineSearchCriteria
 from fnopt.transforms._line_search import advance_search as advance_search
-from fnopt.transforms._line_search import find_kept as find_kept
+from fnopt.transforms._line_search import find_values_and_grads as find_values_and_grads
 from fnopt.transforms._line_search import next_rate as next_rate
 from fnopt.transforms._line_search import start_search as start_search
 from fnopt.transforms._line_search import value_and_grad_from_state

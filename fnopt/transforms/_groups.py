@@ -1,4 +1,4 @@
-"""Hyper-parameters for groups of parameters."""
+"""Hyper-parameters per group of parameters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class GroupLabels(by_pattern):
 
     def check(self, positions: list[str]) -> None:
         """Raise an error for patterns that match no leaf."""
-        lost = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
-        if lost:
+        unmatched = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
+        if unmatched:
             raise ValueError(
-                f"{where()}the groups {names_text(lost)} match no leaf of {names_text(positions)}."
+                f"{where()}the groups {names_text(unmatched)} match no leaf, expected patterns "
+                f"that match leaves of {names_text(positions)}."
             )
 
 
@@ -35,8 +36,8 @@ def _check_groups(groups: Any, what: str) -> dict[str, Any]:
         )
     if _REST in groups:
         raise ValueError(
-            f"{where()}{what} has the key {_REST!r}, expected another one, because this key "
-            "stands for all other leaves."
+            f"{where()}{what} has the key {_REST!r}, expected another key, because {_REST!r} is "
+            "the label of all other leaves."
         )
     return dict(groups)
 
@@ -51,7 +52,7 @@ def param_groups(
         groups: A mapping from patterns on leaf paths to the arguments that differ for these leaves.
             The first matching pattern applies.
         *args: The arguments for all other leaves, which are also the defaults of the groups.
-        **kwargs: Keyword arguments, with the same role.
+        **kwargs: The keyword arguments for all other leaves, and defaults of the groups.
 
     Returns:
         A `partition` with a transform for each group and a transform for all other leaves. Put
@@ -81,16 +82,19 @@ def param_groups(
             "1e-3)."
         )
     # Arguments are bound by name, so that a group can override a positional argument.
-    common = dict(inspect.signature(recipe).bind_partial(*args).arguments) | kwargs
-    for pattern, other in groups.items():
-        if not isinstance(other, Mapping):
+    default_args = dict(inspect.signature(recipe).bind_partial(*args).arguments) | kwargs
+    for pattern, group_args in groups.items():
+        if not isinstance(group_args, Mapping):
             raise TypeError(
-                f"{where()}param_groups: the group {pattern!r} is {other!r}, expected a dict of "
-                "arguments, as {'learning_rate': 1e-4}."
+                f"{where()}param_groups: the group {pattern!r} is {group_args!r}, expected a dict "
+                "of arguments, such as {'learning_rate': 1e-4}."
             )
-    transforms = {pattern: recipe(**(common | dict(other))) for pattern, other in groups.items()}
+    transforms = {
+        pattern: recipe(**(default_args | dict(group_args)))
+        for pattern, group_args in groups.items()
+    }
     labels = GroupLabels({pattern: pattern for pattern in groups}, default=_REST)
-    return partition({**transforms, _REST: recipe(**common)}, labels)
+    return partition({**transforms, _REST: recipe(**default_args)}, labels)
 
 
 def scale_by_group(
@@ -98,8 +102,8 @@ def scale_by_group(
 ) -> partition:
     r"""Scale every leaf by the factor of its group: :math:`u_\ell = c_\ell\, g_\ell`.
 
-    After an optimizer, `scale_by_group` sets learning rates per leaf, which also scale decoupled
-    weight decay.
+    After an optimizer, the factors multiply the learning rate and the decoupled weight decay of
+    each leaf.
 
     Args:
         factors: A mapping from patterns on leaf paths to numbers or `Schedule`s. The first matching
@@ -122,20 +126,22 @@ def scale_by_group(
     """
     factors = _check_groups(factors, "scale_by_group: factors")
     labels = GroupLabels({pattern: pattern for pattern in factors}, default=_REST)
-    every = {**factors, _REST: default}
-    return partition({label: scale_by_schedule(f) for label, f in every.items()}, labels)
+    factors = {**factors, _REST: default}
+    return partition({label: scale_by_schedule(f) for label, f in factors.items()}, labels)
 
 
 def layer_decay(decay: float, layers: Sequence[str]) -> dict[str, float]:
-    r"""Factors that decay from the last layer to the first, for fine-tuning: :math:`c_i = d^{n-i}`.
+    r"""Compute factors that decay from the last layer to the first: :math:`c_i = d^{n-i}`.
+
+    For fine-tuning, pass the factors to `scale_by_group`.
 
     Args:
         decay: :math:`d`, the ratio of the factors of a layer and the next layer.
         layers: A pattern for each of the :math:`n` layers, from the input to the output. If several
-            match a leaf, the first applies.
+            patterns match a leaf, the first pattern applies.
 
     Returns:
-        A dict for `scale_by_group`; leaves outside of all layers keep their learning rate.
+        A dict from patterns to factors. Leaves outside of all layers aren't scaled.
 
     Raises:
         ValueError: If `decay` isn't positive, or a pattern is repeated.
@@ -151,8 +157,10 @@ def layer_decay(decay: float, layers: Sequence[str]) -> dict[str, float]:
         Howard and Ruder, 2018, arXiv:1801.06146; Clark et al., 2020, arXiv:2003.10555.
     """
     if isinstance(layers, str) or len(set(layers)) != len(layers):
-        raise ValueError(f"layer_decay: layers = {layers!r}, expected patterns, all different.")
+        raise ValueError(
+            f"layer_decay: layers = {layers!r}, expected a list of different patterns."
+        )
     if not decay > 0:
-        raise ValueError(f"layer_decay: decay = {decay}, expected a number above 0.")
+        raise ValueError(f"layer_decay: decay = {decay}, expected a number > 0.")
     last = len(layers) - 1
     return {pattern: float(decay) ** (last - i) for i, pattern in enumerate(layers)}

@@ -47,13 +47,15 @@ class layered_step(Value):
     layers in every leaf. The optimizer updates `outer` and each layer as separate trees. Therefore
     norms, shapes and paths refer to one layer: `clip_by_global_norm` inside the optimizer clips
     each layer separately, and a mask of layers is `by_pattern('kernel', default=False)`. Donate
-    params and state, or XLA keeps both the old and the new arrays.
+    params and state; otherwise XLA stores both the old and the new arrays.
 
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
-        first: `first(outer, *batch)`, the input of the first layer: a tree of floating arrays.
-        layer: `layer(params of one layer, x, *batch)`, of the structure, shapes and dtypes of `x`.
-        last: `last(outer, x, *batch)`, the loss as a scalar.
+        first: `first(outer, *batch)` returns the input of the first layer, a tree of floating
+            arrays.
+        layer: `layer(layer_params, x, *batch)` returns the output of a layer, with the structure,
+            shapes and dtypes of `x`.
+        last: `last(outer, x, *batch)` returns the loss, a scalar.
         max_norm: The largest global norm of the gradient, over all layers and `outer`; None
             disables clipping.
         exact_norm: Whether an additional backward pass before the step computes the norm of the
@@ -95,8 +97,8 @@ class layered_step(Value):
         super().__post_init__()
         if self.exact_norm and self.max_norm is None:
             raise ValueError(
-                "layered_step: exact_norm = True without max_norm, expected both: pass the norm to "
-                "clip at, as in max_norm=1.0, or leave exact_norm out."
+                "layered_step: exact_norm = True without max_norm, expected both. Pass the largest "
+                "norm, for example max_norm=1.0, or omit exact_norm."
             )
 
     def init(self, params: tuple[Any, Any]) -> LayeredState:
@@ -115,64 +117,69 @@ class layered_step(Value):
         depth = _depth(layers)
         if not isinstance(state, LayeredState):
             raise TypeError(
-                f"layered_step: the state is {type_text(state)}, expected a LayeredState: make it "
-                "by init(params) of the layered_step, not of its optimizer."
+                f"layered_step: the state is {type_text(state)}, expected a LayeredState. Make the "
+                "state with init(params) of the layered_step, not of the optimizer."
             )
         for name, leaf in leaves_with_names(state.layers)[0]:
-            if jnp.shape(leaf)[:1] != (depth,):  # dynamic_slice would clamp the index of a layer
+            # Without this check, `dynamic_slice` would clamp the index of a layer silently.
+            if jnp.shape(leaf)[:1] != (depth,):
                 raise ValueError(
                     f"layered_step: {leaf_text(name)} of the layers' state is {type_text(leaf)}, "
-                    f"expected a first axis of {depth}: make it by init(params)."
+                    f"expected a first axis of {depth}. Make the state with init(params)."
                 )
-        x, pull_first = jax.vjp(lambda outer: self.first(outer, *batch), outer)
-        # The check comes before the scan, whose error for another carry doesn't name the layer.
+        x, first_vjp = jax.vjp(lambda outer: self.first(outer, *batch), outer)
+        # Checked before the scan, whose error for a carry of another type doesn't name `layer`.
         self._check(jax.eval_shape(lambda tree: _layer_at(tree, 0), layers), x, batch)
         x, inputs = lax.scan(lambda x, p: (self.layer(p, x, *batch), x), x, layers)
-        loss, pull_last = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)
+        loss, last_vjp = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)
         if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
             raise TypeError(
-                f"layered_step: last returned {type_text(loss)}, expected a real scalar: take the "
-                "mean or the sum over the examples, without auxiliary results."
+                f"layered_step: last returned {type_text(loss)}, expected a real scalar. Return "
+                "the mean or the sum over the examples, without auxiliary results."
             )
-        outer_slope, last_slope = pull_last(jnp.ones_like(loss))
+        outer_grad, last_cotangent = last_vjp(jnp.ones_like(loss))
 
-        def backward(stepped: bool, factor: Any) -> tuple[Any, Any, Any, Any]:
-            """The layers and their states after the pass, the gradient of outer, and the norm."""
+        def backward(takes_steps: bool, factor: Any) -> tuple[Any, Any, Any, Any]:
+            """Run the backward pass over the layers, with the optimizer's steps if `takes_steps`.
 
-            def step_back(carry: Any, x_of_layer: Any) -> Any:
-                (slope, stack, (p, own)), (i, x) = carry, x_of_layer
-                _, pull = jax.vjp(lambda p, x: self.layer(p, x, *batch), p, x)
-                gradient, slope = pull(slope)
+            Returns the layers, their states, the gradient with respect to `outer`, and the norm.
+            """
+
+            def step_back(carry: Any, index_and_input: Any) -> Any:
+                (cotangent, stack, (p, layer_state)), (i, x) = carry, index_and_input
+                _, layer_vjp = jax.vjp(lambda p, x: self.layer(p, x, *batch), p, x)
+                gradient, cotangent = layer_vjp(cotangent)
                 norm = None if self.max_norm is None else global_norm(gradient)
-                if stepped:
+                if takes_steps:
                     write = lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0)  # noqa: E731
-                    stack = jax.tree.map(write, stack, self._step(gradient, own, p, factor))
-                # The next layer is read after this one is written, and carried, because if a fused
-                # loop read it from the stack, XLA would copy the stack before it writes to it.
-                return (slope, stack, _layer_at(stack, jnp.maximum(i - 1, 0))), norm
+                    stack = jax.tree.map(write, stack, self._step(gradient, layer_state, p, factor))
+                # The next layer is read from the stack after the write, and carried. If a fused
+                # loop read the layer from the stack, XLA would copy the stack before the write.
+                return (cotangent, stack, _layer_at(stack, jnp.maximum(i - 1, 0))), norm
 
             stack = layers, state.layers
-            start = last_slope, stack, _layer_at(stack, depth - 1)
-            numbers = jnp.arange(depth, dtype=jnp.int32)
-            (slope, stack, _), norms = lax.scan(step_back, start, (numbers, inputs), reverse=True)
-            gradient = jax.tree.map(jnp.add, outer_slope, pull_first(slope)[0])
+            start = last_cotangent, stack, _layer_at(stack, depth - 1)
+            indices = jnp.arange(depth, dtype=jnp.int32)
+            carry, norms = lax.scan(step_back, start, (indices, inputs), reverse=True)
+            cotangent, stack, _ = carry
+            gradient = jax.tree.map(jnp.add, outer_grad, first_vjp(cotangent)[0])
             norm = state.norm
             if norms is not None:
-                parts = jnp.append(norms, global_norm(gradient)).astype(norm.dtype)
-                norm = joint_norm(parts)
+                norms = jnp.append(norms, global_norm(gradient)).astype(norm.dtype)
+                norm = joint_norm(norms)
             return (*stack, gradient, norm)
 
         factor = None
         if self.max_norm is not None:
-            # Without a second pass only the norm of the previous step is known, because a layer is
-            # updated before the gradients of the layers below it exist.
+            # Without an additional pass, only the norm of the previous step is available, because a
+            # layer is updated before the gradients of the earlier layers are computed.
             norm = backward(False, None)[-1] if self.exact_norm else state.norm
-            most = jnp.asarray(self.max_norm, norm.dtype)
-            factor = most / jnp.maximum(norm, most)
-        layers, states, gradient, norm = backward(True, factor)
-        outer, own = self._step(gradient, state.outer, outer, factor)
+            max_norm = jnp.asarray(self.max_norm, norm.dtype)
+            factor = max_norm / jnp.maximum(norm, max_norm)
+        layers, layer_states, gradient, norm = backward(True, factor)
+        outer, outer_state = self._step(gradient, state.outer, outer, factor)
         norm = jnp.where(jnp.isfinite(norm), norm, state.norm)
-        return (outer, layers), LayeredState(own, states, norm), loss
+        return (outer, layers), LayeredState(outer_state, layer_states, norm), loss
 
     def _step(self, gradient: Any, state: Any, params: Any, factor: Any) -> tuple[Any, Any]:
         if factor is not None:
@@ -186,14 +193,15 @@ class layered_step(Value):
             if not is_inexact(leaf):
                 raise TypeError(
                     f"layered_step: {leaf_text(name)} of the layers' input is {type_text(leaf)}, "
-                    "expected a floating array: layers read other inputs from the batch."
+                    "expected a floating array. Pass other inputs of the layers in the batch."
                 )
-        given, returned = _types(x), _types(jax.eval_shape(self.layer, params, x, *batch))
-        if returned != given:
+        input_types = _types(x)
+        output_types = _types(jax.eval_shape(self.layer, params, x, *batch))
+        if output_types != input_types:
             raise ValueError(
-                f"layered_step: layer returned {type_text(returned)} for "
-                f"{type_text(given)}, expected the same structure, shapes and dtypes: "
-                "move operations that change them to first or last."
+                f"layered_step: layer returned {type_text(output_types)} for "
+                f"{type_text(input_types)}, expected the same structure, shapes and dtypes. Move "
+                "operations that change the types to first or last."
             )
 
 
@@ -204,21 +212,21 @@ def _types(tree: Any) -> Any:
 def _pair(params: Any) -> tuple[Any, Any]:
     if not isinstance(params, tuple) or len(params) != 2:
         raise ValueError(
-            f"layered_step: params are {type_text(params)}, expected a pair (outer, layers): "
-            "the params of first and last, and the stacked params of the layers."
+            f"layered_step: params are {type_text(params)}, expected a pair (outer, layers) of the "
+            "params of first and last, and the stacked params of the layers."
         )
     return params
 
 
 def _depth(layers: Any) -> int:
-    """The number of layers, which is the first axis of every leaf."""
+    """Number of layers, the length of the first axis of every leaf."""
     named = leaves_with_names(layers)[0]
     lengths = {(jnp.shape(x) or (-1,))[0] for _, x in named}
     if len(lengths) != 1 or -1 in lengths:
         shapes = ", ".join(f"{leaf_text(name)}: {type_text(x)}" for name, x in named[:8])
         raise ValueError(
             f"layered_step: the layers are [{shapes}], expected leaves with the same first axis, "
-            "one entry for each layer: stack the layers' params with jnp.stack."
+            "one entry for each layer. Stack the params of the layers with jnp.stack."
         )
     depth = lengths.pop()
     if not depth:
@@ -230,5 +238,5 @@ def _depth(layers: Any) -> int:
 
 
 def _layer_at(tree: Any, i: Any) -> Any:
-    """A layer of stacked arrays, in the memory of the device."""
+    """Select a layer of stacked arrays, and copy the layer to device memory."""
     return on_device(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree))

@@ -27,7 +27,7 @@ from fnopt.transforms._tree_algebra import numbers, real_dtype_of, real_sum, sca
 
 
 class MechanizeState(NamedTuple):
-    """Rewards, largest products, squares and scales of the bets; the initial params."""
+    """Rewards, largest products, sums of squares and scales of the bets, and the initial params."""
 
     r: jax.Array
     m: jax.Array
@@ -45,8 +45,8 @@ class mechanize(Wrapper):
 
     The scales :math:`s` grow with the reward :math:`\langle g_t, -\Delta_t \rangle`. The optimizer
     should have a learning rate of order one, or a schedule of this order. As in the authors'
-    version for JAX, a reward is clipped by the largest product of all previous steps. If the summed
-    reward is negative, the bet is zero.
+    version for JAX, a reward is clipped to the largest product of all previous steps. A negative
+    sum of rewards is replaced by zero.
 
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
@@ -98,38 +98,40 @@ class mechanize(Wrapper):
         decay = decay / (global_norm(params).astype(dtype) + h.eps)
         scalars = {"decay": decay, "total": total, "eps": h.eps}
 
-        def product(h: Any, g: Any, p: Any, x0: Any) -> Any:
+        # The sum of inner updates, Delta, isn't stored: -Delta = (x0 - p) / total.
+        def product_leaf(h: Any, g: Any, p: Any, x0: Any) -> Any:
             return jnp.conj(g + h["decay"] * p) * ((x0 - p) / (h["total"] + h["eps"]))
 
-        products = map_leaves(product, updates, hyper=scalars, params=params, x0=state.x0)
+        products = map_leaves(product_leaf, updates, hyper=scalars, params=params, x0=state.x0)
         reward = real_sum(products, dtype)
-        r, m, v, s = _bets(state, reward, h, self.num_betas)
+        r, m, v, s = _update_bets(state, reward, h, self.num_betas)
 
-        def move(h: Any, u: Any, p: Any, x0: Any) -> Any:
-            before = (x0 - p) / (h["total"] + h["eps"])
-            return x0 - h["scale"] * (before - u) - p
+        def step_leaf(h: Any, u: Any, p: Any, x0: Any) -> Any:
+            minus_delta = (x0 - p) / (h["total"] + h["eps"])
+            return x0 - h["scale"] * (minus_delta - u) - p
 
         scalars["scale"] = jnp.sum(s)
-        moved = map_leaves(move, step, hyper=scalars, params=params, x0=state.x0)
+        new_updates = map_leaves(step_leaf, step, hyper=scalars, params=params, x0=state.x0)
         inner_state = cast_like(inner_state, state.inner_state)
-        return moved, MechanizeState(r, m, v, s, state.x0, inner_state)
+        return new_updates, MechanizeState(r, m, v, s, state.x0, inner_state)
 
 
-def _bets(state: MechanizeState, reward: jax.Array, h: Any, n: int) -> tuple[Any, ...]:
-    """Update the rewards, largest products, squares and scales of the bets."""
-    # Cutkosky et al. (2023): 0.9, 0.99, ..., of which the best wins without tuning.
+def _update_bets(state: MechanizeState, reward: jax.Array, h: Any, n: int) -> tuple[Any, ...]:
+    """Update the rewards, largest products, sums of squares and scales of the bets."""
+    # The decays of Cutkosky et al. (2023): 0.9, 0.99, ... The scales are added, so the best decay
+    # dominates without tuning.
     betas = jnp.asarray([1.0 - 0.1**i for i in range(1, n + 1)], reward.dtype)
     clipped = jnp.clip(reward, -state.m, state.m)
     m = jnp.maximum(betas * state.m, jnp.abs(reward) + h.eps)
     v = betas**2 * state.v + reward**2
     r = betas * state.r + clipped * state.s
     wealth = h.s_init / n * m + jnp.maximum(r, jnp.zeros_like(r))
-    floor = jnp.finfo(v.dtype).tiny  # keeps the slope finite before the first gradient
+    floor = jnp.finfo(v.dtype).tiny  # keeps the derivative of the root finite for v = 0
     return r, m, v, wealth / (jnp.sqrt(jnp.maximum(v, floor)) + h.eps)
 
 
 class HypergradientState(NamedTuple):
-    """The learning rate, the last direction, and the inner state."""
+    """Learning rate, last direction, and inner state."""
 
     learning_rate: jax.Array
     direction: Slot
@@ -186,30 +188,34 @@ class hypergradient(Wrapper):
         """Step along the new direction, with the adapted learning rate."""
         rate = self._rate(updates, state)
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-        kept = map_leaves(lambda d, old: (d, d), new, outputs=2, last=state.direction)[1]
-        return scale_tree(-rate, new), HypergradientState(rate, kept, inner_state)
+        # `map_leaves` casts the direction to the storage dtype of the slot.
+        direction = map_leaves(lambda d, old: (d, d), new, outputs=2, last=state.direction)[1]
+        return scale_tree(-rate, new), HypergradientState(rate, direction, inner_state)
 
     def _rate(self, gradients: Any, state: HypergradientState) -> jax.Array:
-        before = state.learning_rate
-        h = numbers(self, before.dtype, skip=("inner",))
+        """Compute the learning rate of this step from the last direction."""
+        last_rate = state.learning_rate
+        dtype = last_rate.dtype
+        h = numbers(self, dtype, skip=("inner",))
         if self.normalized:
-            cosine = inner_product(_unit(gradients), _unit(state.direction)).astype(before.dtype)
-            # The rate changes by the fraction `hyper_rate` at most, whatever the scale of the loss.
-            rate = before * (1 + h.hyper_rate * cosine)
+            cosine = inner_product(_normalize(gradients), _normalize(state.direction)).astype(dtype)
+            # The relative change is at most `hyper_rate`, independently of the scale of the loss.
+            rate = last_rate * (1 + h.hyper_rate * cosine)
         else:
-            product = inner_product(gradients, state.direction).astype(before.dtype)
-            rate = before + h.hyper_rate * product
-        # A learning rate that is NaN once would stay NaN.
-        return jnp.where(jnp.isfinite(rate), jnp.maximum(rate, jnp.zeros_like(rate)), before)
+            product = inner_product(gradients, state.direction).astype(dtype)
+            rate = last_rate + h.hyper_rate * product
+        # A nonfinite learning rate would stay nonfinite in all later steps.
+        return jnp.where(jnp.isfinite(rate), jnp.maximum(rate, jnp.zeros_like(rate)), last_rate)
 
 
-def _unit(tree: Any) -> Any:
-    length = nonzero(global_norm(tree))
-    return map_leaves(lambda x: x / length.astype(x.real.dtype), tree)
+def _normalize(tree: Any) -> Any:
+    """Divide a tree by its global norm; a zero tree is returned unchanged."""
+    norm = nonzero(global_norm(tree))
+    return map_leaves(lambda x: x / norm.astype(x.real.dtype), tree)
 
 
 class ScaleByDistanceOverGradientsState(NamedTuple):
-    """For every leaf the largest distance from its initial value, gradient norm, initial value."""
+    """Per leaf: largest distance from the initial value, norm of all gradients, initial value."""
 
     max_dist: CustomSlot
     grad_norm: CustomSlot
@@ -217,13 +223,13 @@ class ScaleByDistanceOverGradientsState(NamedTuple):
 
 
 class scale_by_distance_over_gradients(Leafwise):
-    r"""Scale every leaf by the distance from its initial value over its gradients' norm.
+    r"""Scale every leaf by its distance from the initial value, divided by its gradients' norm.
 
     .. math:: u_t = c\, \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
 
-    The initial distance is :math:`r\,(1 + \lVert \theta_0 \rVert)`. For a common step size of all
-    leaves see `dog`.
+    The initial distance is :math:`r\,(1 + \lVert \theta_0 \rVert)`. `dog` uses one step size for
+    all leaves.
 
     Args:
         reps_rel: :math:`r`.
@@ -261,12 +267,12 @@ class scale_by_distance_over_gradients(Leafwise):
         return jnp.asarray(self.reps_rel, dtype) * (1 + global_norm(p).astype(dtype))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Root of epsilon, because it is combined with norms, not with squares."""
-        return {"least": safe_sqrt(h.eps)}
+        """Compute the square root of epsilon, which is combined with norms instead of squares."""
+        return {"eps_root": safe_sqrt(h.eps)}
 
-    def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:
-        farthest = jnp.maximum(farthest, global_norm(p - start))
-        # norms, because their squares overflow.
+    def leaf(self, h: Any, g: Any, p: Any, max_dist: Any, norm: Any, start: Any) -> Any:
+        max_dist = jnp.maximum(max_dist, global_norm(p - start))
+        # Norms instead of squared norms, which may overflow.
         norm = joint_norm([norm, global_norm(g).astype(norm.dtype)])
-        step = h.global_scale * farthest / nonzero(joint_norm([norm, h.least]))
-        return step * g, farthest, norm, start
+        step = h.global_scale * max_dist / nonzero(joint_norm([norm, h.eps_root]))
+        return step * g, max_dist, norm, start

@@ -1,7 +1,7 @@
-"""The common line search: one trial step at a time towards the strong Wolfe conditions.
+"""Line search for the strong Wolfe conditions, one trial step per call.
 
 A caller evaluates the objective at `next_rate` and passes the result to `advance_search`, until the
-search is done. Therefore the compiled loop contains the function only once.
+search is done. Therefore the compiled loop contains the objective only once.
 
 Reference:
     Nocedal and Wright (2006), Numerical Optimization, algorithms 3.5 and 3.6; Hager and Zhang
@@ -23,7 +23,7 @@ from fnopt.numerics import zero_count
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:
-    """Bind the extra arguments in a function's signature; return a function of the params."""
+    """Bind the extra arguments that a function's signature names; return a function of params."""
     parameters = list(inspect.signature(value_fn).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return functools.partial(value_fn, **extra_args)
@@ -32,10 +32,10 @@ def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Cal
 
 
 def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return value and gradient from a line search's state, or compute them.
+    """Return a function that reads value and gradient from a line search's state if possible.
 
     A line search ends with the value and the gradient at the accepted point. For a deterministic
-    function, the next step can reuse both.
+    objective, the next step can reuse both. Before the first step, both are computed.
 
     Args:
         value_fn: `value_fn(params, *args, **kwargs)`, a scalar.
@@ -59,48 +59,49 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
     def value_and_grad(params: Any, *args: Any, state: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, grad = stored_value_and_grad(state)
 
-        def computed() -> tuple[Any, Any]:
-            new, slope = jax.value_and_grad(value_fn)(params, *args, **kwargs)
-            # `cond` requires equal dtypes of both branches.
-            as_known = jax.tree.map(lambda a, b: a.astype(b.dtype), slope, grad)
-            return scalar_loss(new, value.dtype), as_known
+        def compute() -> tuple[Any, Any]:
+            new_value, new_grad = jax.value_and_grad(value_fn)(params, *args, **kwargs)
+            # `cond` requires equal dtypes in both branches.
+            new_grad = jax.tree.map(lambda a, b: a.astype(b.dtype), new_grad, grad)
+            return scalar_loss(new_value, value.dtype), new_grad
 
-        # Before the first search the stored value is infinite.
-        known = jnp.isfinite(value)
-        return jax.lax.cond(known, lambda: (value, grad), computed)
+        # Before the first search, the stored value is infinite.
+        is_stored = jnp.isfinite(value)
+        return jax.lax.cond(is_stored, lambda: (value, grad), compute)
 
     return value_and_grad
 
 
 def stored_value_and_grad(state: Any) -> tuple[jax.Array, Any]:
     """Return the value and the gradient that a line search stores in a state."""
-    found = find_kept(state)
-    if len(found) != 1:
+    pairs = find_values_and_grads(state)
+    if len(pairs) != 1:
         raise ValueError(
-            f"value_and_grad_from_state: {len(found)} line searches keep value and gradient in "
-            "this state, expected one (a backtracking one does with store_grad=True)."
+            f"value_and_grad_from_state: {len(pairs)} line searches store value and gradient in "
+            "this state, expected one. A backtracking line search needs store_grad=True."
         )
-    return found[0]
+    return pairs[0]
 
 
-def find_kept(state: Any) -> list[tuple[jax.Array, Any]]:
-    """Return all values and gradients that line searches store in a state."""
+def find_values_and_grads(state: Any) -> list[tuple[jax.Array, Any]]:
+    """Find all pairs of value and gradient that line searches store in a state."""
     fields = getattr(state, "_fields", ())
     if "value" in fields and "grad" in fields:
         return [] if state.grad is None else [(state.value, state.grad)]
     if isinstance(state, EmptyState) or not isinstance(state, (tuple, list, dict)):
         return []
     parts = state.values() if isinstance(state, dict) else state
-    return [pair for part in parts for pair in find_kept(part)]
+    return [pair for part in parts for pair in find_values_and_grads(part)]
 
 
-# Part of an interval that an interpolated step keeps off its ends, twice that for a cubic: optax'
-# zoom search, after Nocedal and Wright (2006), section 3.5.
+# Smallest distance of an interpolated step from the ends of the interval, relative to the width of
+# the interval; twice as much for a cubic. The value is from optax's zoom line search, after Nocedal
+# and Wright (2006), section 3.5.
 _MARGIN = 0.1
 
 
 class LinePoint(NamedTuple):
-    """The value and the slope at a step length."""
+    """Value and slope (derivative with respect to the step size) at a step size."""
 
     rate: jax.Array
     value: jax.Array
@@ -108,65 +109,69 @@ class LinePoint(NamedTuple):
 
 
 class LineSearchCriteria(NamedTuple):
-    """The criteria of a search."""
+    """Parameters of the Wolfe conditions, and limits of a search."""
 
     value: jax.Array  # the value at step size 0
     slope: jax.Array  # the slope at step size 0
     tol: jax.Array
     c1: jax.Array  # fraction of the predicted decrease
     c2: jax.Array  # fraction of the slope
-    # Increase of the value within rounding error, below which the slope decides.
+    # Largest increase of the value that may be a rounding error. For smaller increases, slopes are
+    # compared instead of values. None disables this rule.
     rise: jax.Array | None
-    factor: jax.Array  # growth factor of steps
-    longest: jax.Array
-    narrow: jax.Array  # width of an interval at which narrowing ends
+    factor: jax.Array  # growth factor of step sizes
+    longest: jax.Array  # largest step size
+    narrow: jax.Array  # width of the interval at which the search ends
     most: jax.Array  # largest number of evaluations
-    # Whether an interpolated step too near an end of its interval is moved off that end. Otherwise
-    # the middle is tried, as optax does, which shortens a far too long step by halves only.
+    # Whether an interpolated step too close to an end of the interval is clipped to the margin.
+    # Otherwise the midpoint is tried, as in optax, which only halves a step that is far too long.
     clips: bool = False
 
     def is_higher(self, new: LinePoint, other: LinePoint) -> jax.Array:
-        """Whether a value is at least another value, beyond rounding error."""
+        """Whether the value isn't lower than another value; rounding errors are no increase."""
         if self.rise is None:
             return new.value >= other.value
         return new.value > other.value + self.rise
 
     def decrease_error(self, point: LinePoint) -> jax.Array:
-        """Excess of the value over the sufficient decrease; infinite for NaN."""
+        """Violation of the sufficient decrease condition; infinite for NaN."""
         error = point.value - self.value - self.c1 * point.rate * self.slope
         if self.rise is not None:
-            by_slope = point.slope - (2 * self.c1 - 1) * self.slope
-            rise = point.value - self.value - self.rise
-            error = jnp.minimum(error, jnp.maximum(by_slope, rise))
-        return _as_error(error)
+            # The approximate Wolfe condition of Hager and Zhang (2005): a condition on the slope
+            # that is equivalent to sufficient decrease for a quadratic function.
+            slope_error = point.slope - (2 * self.c1 - 1) * self.slope
+            value_error = point.value - self.value - self.rise
+            error = jnp.minimum(error, jnp.maximum(slope_error, value_error))
+        return _positive_part(error)
 
     def curvature_error(self, point: LinePoint) -> jax.Array:
-        """Excess of the slope over the curvature condition; infinite for NaN."""
-        return _as_error(jnp.abs(point.slope) - self.c2 * jnp.abs(self.slope))
+        """Violation of the curvature condition; infinite for NaN."""
+        return _positive_part(jnp.abs(point.slope) - self.c2 * jnp.abs(self.slope))
 
 
-def _as_error(x: jax.Array) -> jax.Array:
+def _positive_part(x: jax.Array) -> jax.Array:
+    """Compute `max(x, 0)`; infinity for NaN, so that a NaN violates every condition."""
     return jnp.where(jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype), jnp.maximum(x, 0))
 
 
 class LineSearch(NamedTuple):
-    """The state of the search."""
+    """State of the search."""
 
-    count: jax.Array  # int32
-    guess: jax.Array  # the first step to try
-    last: LinePoint
-    low: LinePoint  # the better end of the interval
+    count: jax.Array  # number of evaluations, int32
+    guess: jax.Array  # the first trial step size
+    last: LinePoint  # the last trial
+    low: LinePoint  # the end of the interval with the lower value
     high: LinePoint
     third: LinePoint  # an end of an earlier interval, for a cubic through three points
-    bracketed: jax.Array
-    safe: LinePoint  # the step to take; 0 if none is known to lower the value enough
+    bracketed: jax.Array  # whether the interval contains an acceptable step
+    safe: LinePoint  # the best trial with sufficient decrease; step size 0 without such a trial
     decrease_error: jax.Array
     curvature_error: jax.Array
     done: jax.Array
 
 
 def start_search(value: jax.Array, slope: jax.Array, guess: jax.Array) -> LineSearch:
-    """Return the search before its first trial step.
+    """Return the state of a search before the first trial step.
 
     Args:
         value: The value at step size 0.
@@ -174,104 +179,111 @@ def start_search(value: jax.Array, slope: jax.Array, guess: jax.Array) -> LineSe
         guess: The first trial step size.
     """
     start = LinePoint(jnp.zeros_like(guess), value, slope)
-    inf, no = jnp.asarray(jnp.inf, guess.dtype), jnp.zeros((), bool)
-    return LineSearch(zero_count(), guess, start, start, start, start, no, start, inf, inf, no)
+    inf, false = jnp.asarray(jnp.inf, guess.dtype), jnp.zeros((), bool)
+    return LineSearch(
+        zero_count(), guess, start, start, start, start, false, start, inf, inf, false
+    )
 
 
 def next_rate(search: LineSearch, criteria: LineSearchCriteria) -> jax.Array:
-    """The next trial step size."""
-    longer = jnp.where(search.count > 0, criteria.factor * search.last.rate, search.guess)
-    longer = jnp.minimum(longer, criteria.longest)
-    inside = _interpolate(search.low, search.high, search.third, criteria.clips)
-    return jnp.where(search.bracketed, inside, longer)
+    """Compute the next trial step size."""
+    larger_rate = jnp.where(search.count > 0, criteria.factor * search.last.rate, search.guess)
+    larger_rate = jnp.minimum(larger_rate, criteria.longest)
+    inner_rate = _interpolate(search.low, search.high, search.third, criteria.clips)
+    return jnp.where(search.bracketed, inner_rate, larger_rate)
 
 
 def _interpolate(low: LinePoint, high: LinePoint, third: LinePoint, clips: bool) -> jax.Array:
-    """Safeguarded minimum of a cubic, or of a parabola, inside an interval."""
+    """Minimizer of a cubic inside an interval; of a parabola if it is too close to the ends."""
     width = high.rate - low.rate
-    cubic = (_least_of_cubic(low, high, third) - low.rate) / width
-    parabola = (_least_of_parabola(low, high) - low.rate) / width
+    # Both minimizers relative to the interval: 0 at `low`, 1 at `high`.
+    cubic = (_cubic_minimizer(low, high, third) - low.rate) / width
+    parabola = (_parabola_minimizer(low, high) - low.rate) / width
     middle = jnp.asarray(0.5, width.dtype)
-    least, most = jnp.asarray(_MARGIN, width.dtype), jnp.asarray(1 - _MARGIN, width.dtype)
-    known = ~jnp.isnan(parabola) if clips else (parabola > least) & (parabola < most)
-    parabola = jnp.where(known, jnp.clip(parabola, least, most), middle)
-    part = jnp.where((cubic > 2 * least) & (cubic < 1 - 2 * least), cubic, parabola)
-    return low.rate + part * width
+    lower, upper = jnp.asarray(_MARGIN, width.dtype), jnp.asarray(1 - _MARGIN, width.dtype)
+    is_valid = ~jnp.isnan(parabola) if clips else (parabola > lower) & (parabola < upper)
+    parabola = jnp.where(is_valid, jnp.clip(parabola, lower, upper), middle)
+    fraction = jnp.where((cubic > 2 * lower) & (cubic < 1 - 2 * lower), cubic, parabola)
+    return low.rate + fraction * width
 
 
-def _least_of_parabola(a: LinePoint, b: LinePoint) -> jax.Array:
-    """The minimum of the parabola through two values, with the slope at the first."""
+def _parabola_minimizer(a: LinePoint, b: LinePoint) -> jax.Array:
+    """Minimizer of the parabola through two values, with the slope at the first point."""
     d = b.rate - a.rate
     curvature = (b.value - a.value - a.slope * d) / jnp.square(d)
     return a.rate - a.slope / (2 * curvature)
 
 
-def _least_of_cubic(a: LinePoint, b: LinePoint, c: LinePoint) -> jax.Array:
-    """The minimum of the cubic through three values, with the slope at the first."""
+def _cubic_minimizer(a: LinePoint, b: LinePoint, c: LinePoint) -> jax.Array:
+    """Minimizer of the cubic through three values, with the slope at the first point."""
+    # f(a + x) = f(a) + f'(a) x + quadratic x^2 + cubic x^3, from the two equations at x = d and e.
     d, e = b.rate - a.rate, c.rate - a.rate
-    over_d, over_e = b.value - a.value - a.slope * d, c.value - a.value - a.slope * e
-    scale = jnp.square(d * e) * (d - e)
-    third = (jnp.square(e) * over_d - jnp.square(d) * over_e) / scale
-    second = (d**3 * over_e - e**3 * over_d) / scale
-    root = jnp.sqrt(jnp.square(second) - 3 * third * a.slope)
-    # This is the stationary point with positive curvature.
-    return a.rate + (root - second) / (3 * third)
+    rest_d, rest_e = b.value - a.value - a.slope * d, c.value - a.value - a.slope * e
+    determinant = jnp.square(d * e) * (d - e)
+    cubic = (jnp.square(e) * rest_d - jnp.square(d) * rest_e) / determinant
+    quadratic = (d**3 * rest_e - e**3 * rest_d) / determinant
+    root = jnp.sqrt(jnp.square(quadratic) - 3 * cubic * a.slope)
+    # The stationary point with positive curvature.
+    return a.rate + (root - quadratic) / (3 * cubic)
 
 
 def advance_search(
     search: LineSearch, criteria: LineSearchCriteria, new: LinePoint
 ) -> tuple[LineSearch, jax.Array]:
-    """Update the search by a trial step; also return whether the step is the best of all trials."""
+    """Update the search after a trial; also return whether the trial is the best of all trials."""
     decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
-    met = jnp.maximum(decrease, curvature) <= criteria.tol
+    is_acceptable = jnp.maximum(decrease, curvature) <= criteria.tol
     count = search.count + jnp.ones((), jnp.int32)
     widening = _widen(search, criteria, new, decrease)
     narrowing = _narrow(search, criteria, new, decrease)
-    after = select_tree(search.bracketed, narrowing, widening)
-    found = search.bracketed | widening.bracketed | met
-    # Before bracketing, every step with sufficient decrease is longer than the previous steps.
-    better = (decrease <= criteria.tol) & (~search.bracketed | (new.value < search.safe.value))
-    safe = select_tree(better | met, new, search.safe)
-    at_limit = ~found & (new.rate >= criteria.longest)
+    next_search = select_tree(search.bracketed, narrowing, widening)
+    bracketed = search.bracketed | widening.bracketed | is_acceptable
+    # Before bracketing, steps grow, and a longer step with sufficient decrease replaces a shorter
+    # step. After bracketing, values are compared.
+    is_better = (decrease <= criteria.tol) & (~search.bracketed | (new.value < search.safe.value))
+    safe = select_tree(is_better | is_acceptable, new, search.safe)
+    at_limit = ~bracketed & (new.rate >= criteria.longest)
     width = jnp.abs(search.high.rate - search.low.rate)
-    narrow = search.bracketed & (width <= criteria.narrow) & (safe.rate > 0)
-    exhausted = count.astype(new.rate.dtype) >= criteria.most
+    is_narrow = search.bracketed & (width <= criteria.narrow) & (safe.rate > 0)
+    is_last = count.astype(new.rate.dtype) >= criteria.most
     # After the last evaluation, any finite step that decreases the value is accepted.
-    lower = (new.value < criteria.value) & jnp.isfinite(new.value) & jnp.isfinite(new.slope)
-    last_resort = exhausted & ~(safe.rate > 0) & lower
-    safe = select_tree(last_resort, new, safe)
-    return after._replace(
+    decreases = (new.value < criteria.value) & jnp.isfinite(new.value) & jnp.isfinite(new.slope)
+    is_fallback = is_last & ~(safe.rate > 0) & decreases
+    safe = select_tree(is_fallback, new, safe)
+    return next_search._replace(
         count=count,
         last=new,
-        bracketed=found,
+        bracketed=bracketed,
         safe=safe,
         decrease_error=decrease,
         curvature_error=curvature,
-        done=met | at_limit | narrow | exhausted,
-    ), better | met | last_resort
+        done=is_acceptable | at_limit | is_narrow | is_last,
+    ), is_better | is_acceptable | is_fallback
 
 
 def _widen(
     search: LineSearch, criteria: LineSearchCriteria, new: LinePoint, decrease: jax.Array
 ) -> LineSearch:
-    """Bracketing phase (algorithm 3.5): whether the last two steps enclose an acceptable step."""
+    """Bracketing phase (algorithm 3.5): test whether the last two trials bracket a step."""
     last = search.last
-    # The first trial has no previous trial to compare with.
-    too_far = (decrease > 0) | (criteria.is_higher(new, last) & (search.count > 0))
-    past = (new.slope >= 0) & ~too_far
-    low, high = select_tree(past, new, last), select_tree(past, last, new)
-    return search._replace(low=low, high=high, third=low, bracketed=too_far | past)
+    # In the first trial, `last` is step size 0 instead of a trial.
+    is_too_long = (decrease > 0) | (criteria.is_higher(new, last) & (search.count > 0))
+    is_past_minimum = (new.slope >= 0) & ~is_too_long
+    low = select_tree(is_past_minimum, new, last)
+    high = select_tree(is_past_minimum, last, new)
+    return search._replace(low=low, high=high, third=low, bracketed=is_too_long | is_past_minimum)
 
 
 def _narrow(
     search: LineSearch, criteria: LineSearchCriteria, new: LinePoint, decrease: jax.Array
 ) -> LineSearch:
-    """Zoom phase (algorithm 3.6): the subinterval that contains an acceptable step."""
+    """Zoom phase (algorithm 3.6): select the subinterval that contains an acceptable step."""
     low, high = search.low, search.high
-    too_far = (decrease > 0) | criteria.is_higher(new, low)
-    turned = ~too_far & (new.slope * (high.rate - low.rate) >= 0)
+    is_too_long = (decrease > 0) | criteria.is_higher(new, low)
+    # If the value increases from the trial towards `high`, `low` and the trial enclose a minimum.
+    replaces_high = ~is_too_long & (new.slope * (high.rate - low.rate) >= 0)
     return search._replace(
-        low=select_tree(too_far, low, new),
-        high=select_tree(too_far, new, select_tree(turned, low, high)),
-        third=select_tree(too_far | turned, high, low),
+        low=select_tree(is_too_long, low, new),
+        high=select_tree(is_too_long, new, select_tree(replaces_high, low, high)),
+        third=select_tree(is_too_long | replaces_high, high, low),
     )

@@ -33,7 +33,7 @@ from fnopt.transforms._tree_algebra import (
 
 
 class ZoomLinesearchInfo(NamedTuple):
-    """The outcome of a search: number of evaluations, and violations of the two criteria."""
+    """Result of a search: number of evaluations, and violations of the Wolfe conditions."""
 
     num_linesearch_steps: jax.Array  # int32
     decrease_error: jax.Array
@@ -41,11 +41,7 @@ class ZoomLinesearchInfo(NamedTuple):
 
 
 class ScaleByZoomLinesearchState(NamedTuple):
-    """State of the zoom line search.
-
-    The state holds the last step size, and the value, the gradient and the search info at the
-    accepted point.
-    """
+    """Last step size, and value, gradient and search info at the accepted point."""
 
     learning_rate: jax.Array
     value: jax.Array
@@ -63,7 +59,8 @@ class scale_by_zoom_linesearch(Transformation):
 
     Step sizes grow until they bracket such a step; interpolation then narrows the bracket. If
     values differ by less than :math:`c_3 |f|`, the search compares slopes instead of values,
-    because rounding errors dominate the values. If no step decreases the value, the update is zero.
+    because rounding errors dominate the difference. If no step decreases the value, the update is
+    zero.
 
     Put `scale_by_zoom_linesearch` after transforms that compute a descent direction, including the
     minus sign.
@@ -72,14 +69,14 @@ class scale_by_zoom_linesearch(Transformation):
         max_linesearch_steps: The maximum number of trial steps.
         max_learning_rate: The largest step size; by default unbounded.
         tol: :math:`\epsilon`.
-        increase_factor: The growth factor of step sizes; with 1 or less, step sizes never grow.
+        increase_factor: The growth factor of step sizes; with 1 or less, step sizes don't grow.
         slope_rtol: :math:`c_1`.
         curv_rtol: :math:`c_2`.
-        approx_dec_rtol: :math:`c_3`; None disables the rule.
+        approx_dec_rtol: :math:`c_3`; None disables the comparison of slopes.
         stepsize_precision: The bracket's width at which the search ends, if a trial decreased the
             value.
-        initial_guess_strategy: `'keep'` starts with the last step size, `'one'` with 1, which suits
-            methods that approximate the Hessian.
+        initial_guess_strategy: `'keep'` starts with the last step size, `'one'` with a step size of
+            1, for methods that approximate the Hessian.
 
     Raises:
         ValueError: If the strategy is neither `'keep'` nor `'one'`.
@@ -150,22 +147,22 @@ class scale_by_zoom_linesearch(Transformation):
         fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
         grad = jax.tree.map(lambda g, like: jnp.asarray(g, like.dtype), grad, state.grad)
         criteria = self._criteria(scalar_loss(value, dtype), inner(grad, updates), dtype)
-        differentiated = jax.value_and_grad(lambda p: scalar_loss(fn(p), dtype))
+        value_and_grad = jax.value_and_grad(lambda p: scalar_loss(fn(p), dtype))
 
         def try_step(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
             search, safe_grad = carry
             rate = next_rate(search, criteria)
-            # The trial point is rounded as the caller will store it, so the value found is the
-            # value there.
-            new, gradient = differentiated(params_after_step(params, rate, updates))
+            # The trial point is rounded to the dtypes of the params, so that the stored value is
+            # the value at the new params.
+            new, gradient = value_and_grad(params_after_step(params, rate, updates))
             gradient = jax.tree.map(lambda g, like: g.astype(like.dtype), gradient, safe_grad)
             point = LinePoint(rate, new, inner(conjugate_tree(gradient), updates).astype(dtype))
             search, is_better = advance_search(search, criteria, point)
             return search, select_tree(is_better, gradient, safe_grad)
 
-        # A failed search leaves a step of 0, from which no step would grow.
-        keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
-        guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
+        # After a failed search the last step size is 0, which can't grow, so 1 is tried instead.
+        uses_last = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
+        guess = jnp.where(uses_last, state.learning_rate, jnp.ones((), dtype))
         start = start_search(criteria.value, criteria.slope, guess)
         end, gradient = while_loop(
             lambda carry: ~carry[0].done, try_step, (start, conjugate_tree(grad))
@@ -178,10 +175,9 @@ class scale_by_zoom_linesearch(Transformation):
 
     def _criteria(self, value: jax.Array, slope: jax.Array, dtype: Any) -> LineSearchCriteria:
         h = numbers(self, dtype)
-        # Without a bound the largest step is infinite, so that `jnp.minimum` has no effect.
-        longest = (
-            jnp.asarray(jnp.inf, dtype) if h.max_learning_rate is None else h.max_learning_rate
-        )
+        max_rate = h.max_learning_rate
+        if max_rate is None:
+            max_rate = jnp.asarray(jnp.inf, dtype)
         return LineSearchCriteria(
             value=value,
             slope=slope.astype(dtype),
@@ -190,21 +186,21 @@ class scale_by_zoom_linesearch(Transformation):
             c2=h.curv_rtol,
             rise=None if h.approx_dec_rtol is None else h.approx_dec_rtol * jnp.abs(value),
             factor=h.increase_factor,
-            longest=longest,
+            longest=max_rate,
             narrow=h.stepsize_precision,
             most=h.max_linesearch_steps,
         )
 
 
 class BacktrackingLinesearchInfo(NamedTuple):
-    """The outcome of a search: number of evaluations, and violation of the criterion."""
+    """Result of a search: number of evaluations, and violation of the decrease condition."""
 
     num_linesearch_steps: jax.Array  # int32
     decrease_error: jax.Array
 
 
 class ScaleByBacktrackingLinesearchState(NamedTuple):
-    """Last trial step size; value, gradient and report at the end of the search."""
+    """Last trial step size, and value, gradient and search info at the end of the search."""
 
     learning_rate: jax.Array
     value: jax.Array
@@ -234,7 +230,7 @@ class scale_by_backtracking_linesearch(Transformation):
         slope_rtol: :math:`c`, the required fraction of the predicted decrease.
         decrease_factor: The factor that reduces a rejected step size.
         increase_factor: The ratio of the first trial step size to the last step size. Infinity
-            always starts at `max_learning_rate`; with 1 or less, step sizes never grow.
+            always starts at `max_learning_rate`; with 1 or less, step sizes don't grow.
         max_learning_rate: The largest step size.
         atol: :math:`\epsilon`, an absolute tolerance.
         rtol: :math:`\delta`, a tolerance relative to the modulus of the value.
@@ -269,12 +265,12 @@ class scale_by_backtracking_linesearch(Transformation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        both = self.increase_factor, self.max_learning_rate
-        if all(isinstance(x, float) and math.isinf(x) for x in both):
+        limits = self.increase_factor, self.max_learning_rate
+        if all(isinstance(x, float) and math.isinf(x) for x in limits):
             raise ValueError(
                 f"{where()}scale_by_backtracking_linesearch: increase_factor and max_learning_rate "
-                "are infinite, expected one of them finite, because the first step needs "
-                "a finite length."
+                "are infinite, expected at least one finite number, because the first trial step "
+                "size must be finite."
             )
 
     def init(self, params: Any) -> ScaleByBacktrackingLinesearchState:
@@ -302,35 +298,35 @@ class scale_by_backtracking_linesearch(Transformation):
         start, slope = scalar_loss(value, dtype), inner(grad, updates).astype(dtype)
 
         def error(rate: jax.Array, new: jax.Array) -> jax.Array:
-            over = new - start - h.rtol * jnp.abs(start) - h.slope_rtol * rate * slope
-            # NaN compares false with every bound; an infinite excess rejects the step.
-            return jnp.where(jnp.isnan(over), jnp.inf, jnp.maximum(over, 0)).astype(dtype)
+            excess = new - start - h.rtol * jnp.abs(start) - h.slope_rtol * rate * slope
+            # A step to NaN is rejected, because its violation is infinite.
+            return jnp.where(jnp.isnan(excess), jnp.inf, jnp.maximum(excess, 0)).astype(dtype)
 
-        def unfinished(trial: _Trial) -> jax.Array:
-            refused = ~(trial.error <= h.atol)
-            # The first trial isn't a backtracking step, so it takes one more evaluation.
-            return refused & (trial.count.astype(dtype) <= h.max_backtracking_steps)
+        def needs_step(trial: _Trial) -> jax.Array:
+            is_rejected = ~(trial.error <= h.atol)
+            # The first trial isn't a backtracking step, so the limit allows one more evaluation.
+            return is_rejected & (trial.count.astype(dtype) <= h.max_backtracking_steps)
 
-        def shorten(trial: _Trial) -> _Trial:
+        def backtrack(trial: _Trial) -> _Trial:
             rate = jnp.where(trial.count > 0, h.decrease_factor * trial.rate, trial.rate)
             new = scalar_loss(fn(params_after_step(params, rate, updates)), dtype)
             return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
 
-        grown = h.increase_factor * state.learning_rate
-        # Infinity times an underflowed step is NaN.
-        first = jnp.where(grown <= h.max_learning_rate, grown, h.max_learning_rate)
-        begin = _Trial(first, start, jnp.asarray(jnp.inf, dtype), zero_count())
-        end = while_loop(unfinished, shorten, begin)
-        usable = (end.error <= h.atol) | (end.value < start)
-        rate = jnp.where(usable, end.rate, jnp.zeros_like(end.rate))
-        kept = None
+        rate = h.increase_factor * state.learning_rate
+        # Not `jnp.minimum`, because infinity times a step size of 0 is NaN.
+        rate = jnp.where(rate <= h.max_learning_rate, rate, h.max_learning_rate)
+        first = _Trial(rate, start, jnp.asarray(jnp.inf, dtype), zero_count())
+        end = while_loop(needs_step, backtrack, first)
+        is_accepted = (end.error <= h.atol) | (end.value < start)
+        rate = jnp.where(is_accepted, end.rate, jnp.zeros_like(end.rate))
+        new_grad = None
         if self.store_grad:
             gradient = jax.grad(lambda p: scalar_loss(fn(p), dtype))(
                 params_after_step(params, rate, updates)
             )
-            kept = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.grad)
+            new_grad = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.grad)
         info = BacktrackingLinesearchInfo(end.count, end.error)
-        new = jnp.where(usable, end.value, start)
-        # A rejected step size is stored, so that the next search continues from it.
-        after = ScaleByBacktrackingLinesearchState(end.rate, new, kept, info)
-        return scale_tree(rate, updates), after
+        new_value = jnp.where(is_accepted, end.value, start)
+        # A rejected step size is stored, so that the next search continues from this step size.
+        new_state = ScaleByBacktrackingLinesearchState(end.rate, new_value, new_grad, info)
+        return scale_tree(rate, updates), new_state

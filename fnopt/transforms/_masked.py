@@ -24,24 +24,24 @@ class MaskedState(NamedTuple):
     inner_state: Any
 
 
-def keep_selected(chosen: Any, tree: Any) -> Any:
-    """Keep the leaves where `chosen` is True; replace all other leaves by None, an empty tree."""
-    return jax.tree.map(lambda c, x: x if c else None, chosen, tree)
+def keep_selected(mask: Any, tree: Any) -> Any:
+    """Replace the leaves where `mask` is False by None, which JAX treats as an empty tree."""
+    return jax.tree.map(lambda m, x: x if m else None, mask, tree)
 
 
-def merge_masked(chosen: Any, tree: Any, other: Any) -> Any:
-    """Take the leaves of `tree` where `chosen` is True, and the leaves of `other` elsewhere."""
-    return jax.tree.map(lambda c, x, y: x if c else y, chosen, tree, other)
+def merge_masked(mask: Any, tree: Any, other: Any) -> Any:
+    """Select the leaves of `tree` where `mask` is True, and the leaves of `other` elsewhere."""
+    return jax.tree.map(lambda m, x, y: x if m else y, mask, tree, other)
 
 
 class Selective(Wrapper):
-    """A wrapper whose inner transform receives the selected leaves, and None for all other leaves.
+    """Wrapper whose inner transform receives the selected leaves, and None for all other leaves.
 
     Extra arguments that are functions of the params (`value_fn`, `obj_fn` ...) become functions of
     the selected leaves.
     """
 
-    # If False, the other leaves get updates too, so they need gradients.
+    # Whether the other leaves don't change. If they change, they need gradients.
     _others_stay: ClassVar[bool] = False
 
     mask: Any = static(convert=as_mask)
@@ -68,8 +68,8 @@ class Selective(Wrapper):
         self, updates: Any, state: MaskedState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MaskedState]:
         """Join the inner updates of the selected leaves with the updates of all other leaves."""
-        # The params decide if they are given, because `init` saw their dtypes; gradients may have
-        # others.
+        # The mask depends on dtypes. `init` computed the mask from the params, whose dtypes may
+        # differ from the dtypes of the gradients.
         chosen = self._select(updates if params is None else params)
         inward = functools.partial(keep_selected, chosen)
         inner_params = None if params is None else inward(params)
@@ -77,14 +77,13 @@ class Selective(Wrapper):
             extra_args = translate_extra_args(
                 extra_args, inward, lambda p: merge_masked(chosen, p, params)
             )
-        # Levenberg-Marquardt takes no gradient.
+        # For Levenberg-Marquardt, the updates are None.
         inner_updates = None if updates is None else inward(updates)
-        inside, inner_state = self.inner.update(
+        inner_updates, inner_state = self.inner.update(
             inner_updates, state.inner_state, inner_params, **extra_args
         )
-        return merge_masked(chosen, inside, self._updates_of_others(updates, params)), MaskedState(
-            inner_state
-        )
+        other_updates = self._updates_of_others(updates, params)
+        return merge_masked(chosen, inner_updates, other_updates), MaskedState(inner_state)
 
 
 class masked(Selective):
@@ -93,9 +92,9 @@ class masked(Selective):
     .. math:: u_\ell = \begin{cases} \mathrm{inner}(g)_\ell & m_\ell \\
               g_\ell & \text{otherwise} \end{cases}
 
-    The inner transform receives None for the other leaves, and has no state for them. The updates
-    of unselected leaves are *gradients*. Use `masked` for a part of a chain, and `freeze` for
-    params that should not change.
+    The inner transform receives None in place of unselected leaves, and stores no state for
+    unselected leaves, whose updates are *gradients*. Use `masked` for a part of a chain, and
+    `freeze` for params that should not change.
 
     Args:
         inner: The transform for the selected leaves, of fnopt or any (init, update) pair.
@@ -103,7 +102,7 @@ class masked(Selective):
             it, a pattern on the leaf path (`'*/bias'`), `by_pattern` or `by_path`.
 
     Raises:
-        TypeError: If `mask` is a bare function or has leaves that are not bools.
+        TypeError: If `mask` is a plain function or has leaves that are not bools.
         ValueError: If leaves have no label, or the mask matches no leaf of the params.
 
     Example:
@@ -124,17 +123,17 @@ class freeze(Selective):
     .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}
 
-    Frozen leaves have no state, and their gradients are ignored, so they may be NaN or None. You
-    can also freeze integers (a counter inside a model), keys of `jax.random` and functions. Put
-    `freeze` around the whole optimizer, so that no other transform sees the frozen leaves. Where
-    the gradient is None, the update is None.
+    Frozen leaves have no state. The gradients of frozen leaves are ignored, so the gradients may be
+    NaN or None; the update for None is None. You can also freeze integers (a counter inside a
+    model), keys of `jax.random` and functions. Put `freeze` around the whole optimizer, so that
+    other transforms don't receive the frozen leaves.
 
     Args:
         inner: The optimizer of the other leaves, of fnopt or any (init, update) pair.
-        mask: The leaves to freeze, in any form that `masked` takes.
+        mask: The leaves to freeze, in any form that `masked` accepts.
 
     Raises:
-        TypeError: If `mask` is a bare function or has leaves that are not bools.
+        TypeError: If `mask` is a plain function or has leaves that are not bools.
         ValueError: If leaves have no label, or the mask matches no leaf of the params.
 
     Example:
@@ -158,16 +157,15 @@ class freeze(Selective):
 
 
 def _no_update(g: Any, p: Any) -> Any:
-    """Return a zero update, in the gradient's dtype for floating params, else in the param's dtype.
+    """Make a zero update, in the gradient's dtype for floating params, else in the param's dtype.
 
-    For a key of `jax.random`, to which no number can be added, return zeros of dtype `float0`, like
-    `jax.grad(allow_int=True)`. For other objects, return None.
+    For a key of `jax.random`, the zeros have the dtype `float0`, as in `jax.grad(allow_int=True)`.
+    For objects that aren't arrays, the result is None.
     """
     if not is_array_like(p):
         return None
     dtype = dtype_of(g if is_inexact(p) else p)
     if dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        # JAX's gradients of integers and keys have this dtype.
         return np.zeros(jnp.shape(p), jax.dtypes.float0)
     return jnp.zeros_like(p, dtype=dtype)
 
@@ -177,8 +175,9 @@ class partition(Transformation):
 
     .. math:: u_\ell = \mathrm{tx}_{c(\ell)}(g)_\ell
 
-    Every transform receives the leaves with its label, and None for all other leaves, and has state
-    for its leaves only. Extra arguments are passed to all transforms.
+    Every transform receives the leaves with its label, and None in place of all other leaves. A
+    transform stores state only for leaves with its label. All transforms receive the extra
+    arguments.
 
     Args:
         transforms: A dict from label to transform, of fnopt or any (init, update) pair. Labels are
@@ -188,9 +187,9 @@ class partition(Transformation):
             prefix of it, `by_pattern`, `by_path`, or one label for all leaves.
 
     Raises:
-        TypeError: If `transforms` isn't a dict of optimizers, or `labels` a bare function.
-        ValueError: In use, if leaves have no label, or a label has no transform; the message lists
-            these leaves or labels.
+        TypeError: If `transforms` isn't a dict of optimizers, or `labels` is a plain function.
+        ValueError: From `init` and `update`, if leaves have no label, or a label has no transform;
+            the message lists these leaves or labels.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -223,36 +222,38 @@ class partition(Transformation):
     def update(
         self, updates: Any, state: dict[Any, Any], params: Any = None, **extra_args: Any
     ) -> tuple[Any, dict[Any, Any]]:
-        """Join the updates of every label's transform."""
+        """Apply the transform of every label to its leaves, and join the updates."""
         self._check_state(state)
         if updates is None and jax.tree.leaves(params):
             raise ValueError(
                 f"{where()}the gradients are None, expected the tree of the params. Put a "
                 "method without gradients inside fnopt.freeze or fnopt.masked."
             )
-        whole = updates if params is None else params
-        labels = self._labels(whole)
-        new_state, merged = {}, updates
-        with self._scope(whole):
+        tree = updates if params is None else params
+        labels = self._labels(tree)
+        new_state, new_updates = {}, updates
+        with self._scope(tree):
             for label, tx in self.transforms.items():
                 inward = functools.partial(_select_label, labels, label)
-                mine, extras = None, extra_args
+                inner_params, inner_args = None, extra_args
                 if params is not None:
-                    mine = inward(params)
+                    inner_params = inward(params)
                     outward = functools.partial(_replace_label, labels, label, old=params)
-                    extras = translate_extra_args(extra_args, inward, outward)
+                    inner_args = translate_extra_args(extra_args, inward, outward)
                 with error_scope(f"[{label}]"):
-                    new, new_state[label] = tx.update(inward(updates), state[label], mine, **extras)
-                merged = _replace_label(labels, label, new, merged)
-        return merged, new_state
+                    new, new_state[label] = tx.update(
+                        inward(updates), state[label], inner_params, **inner_args
+                    )
+                new_updates = _replace_label(labels, label, new, new_updates)
+        return new_updates, new_state
 
     def left_out(self, params: Any) -> Any:
-        """Mask of the leaves that don't change, from every label's transform."""
-        found = labels = self._labels(params)
+        """Mask of the leaves that don't change, according to the transforms of their labels."""
+        mask = labels = self._labels(params)
         for label, tx in self.transforms.items():
-            out = tx.left_out(_select_label(labels, label, params))
-            found = _replace_label(labels, label, out, found)
-        return found
+            label_mask = tx.left_out(_select_label(labels, label, params))
+            mask = _replace_label(labels, label, label_mask, mask)
+        return mask
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The transforms, keyed by label."""
@@ -264,29 +265,28 @@ class partition(Transformation):
         return getattr(self.labels, "scope", contextlib.nullcontext)(tree)
 
     def _labels(self, tree: Any) -> Any:
-        # Labels match by their text, whatever their type.
-        by_text = {str(k): k for k in self.transforms}
-        labels = jax.tree.map(lambda x: by_text.get(str(x), x), select(self.labels, tree))
-        found = leaves_with_names(labels)[0]
-        unknown = [path for path, label in found if label not in self.transforms]
+        # Labels of different types are equal if their texts are equal.
+        keys = {str(k): k for k in self.transforms}
+        labels = jax.tree.map(lambda x: keys.get(str(x), x), select(self.labels, tree))
+        unknown = [(p, x) for p, x in leaves_with_names(labels)[0] if x not in self.transforms]
         if unknown:
-            names = sorted({repr(label) for _, label in found if label not in self.transforms})
+            paths, names = [p for p, _ in unknown], sorted({repr(x) for _, x in unknown})
             raise ValueError(
-                f"{where()}leaves {names_text(unknown)} have the labels [{', '.join(names)}], but "
-                f"there are transforms for {names_text(sorted(map(str, self.transforms)))} only."
+                f"{where()}leaves {names_text(paths)} have the labels [{', '.join(names)}], "
+                f"expected labels with a transform, {names_text(sorted(map(str, keys)))}."
             )
         return labels
 
     def _check_state(self, state: Any) -> None:
         if isinstance(state, dict) and state.keys() == self.transforms.keys():
             return
-        came = (
-            names_text(sorted(map(str, state))) if isinstance(state, dict) else type(state).__name__
-        )
+        text = type(state).__name__
+        if isinstance(state, dict):
+            text = names_text(sorted(map(str, state)))
         raise TypeError(
-            f"{where()}the state is {came}, expected a dict with the labels "
-            f"{names_text(sorted(map(str, self.transforms)))}. It looks like the state of "
-            "another optimizer: use the state that init(params) returned."
+            f"{where()}the state is {text}, expected a dict with the labels "
+            f"{names_text(sorted(map(str, self.transforms)))}. Use the state that init(params) of "
+            "this optimizer returned."
         )
 
 
@@ -295,11 +295,11 @@ class FrozenDict(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError(
-            f"transforms[{key!r}] = ...: values of fnopt are immutable. Make a new one: "
+            f"transforms[{key!r}] = ...: values of fnopt are immutable. Make a new value with "
             f"partition({{**old.transforms, label: new}}, old.labels)."
         )
 
-    # Pickle fills a dict by `__setitem__`, which raises here.
+    # By default, pickle fills a dict with `__setitem__`, which raises an error.
     def __reduce__(self) -> tuple[Any, ...]:
         return FrozenDict, (dict(self),)
 
@@ -323,10 +323,10 @@ def _check_transforms(transforms: Any) -> FrozenDict:
     if len(named) < len(transforms):
         raise ValueError(
             f"{where()}partition: two of the labels {list(transforms)} have the same "
-            "text, expected different ones."
+            "text, expected labels with different texts."
         )
-    # Labels are sorted, as JAX sorts the keys of a dict, so that their order never distinguishes
-    # two values.
+    # Labels are sorted, as JAX sorts the keys of a dict, so that partitions with the same labels in
+    # another order are equal.
     labels = sorted(named)
     return FrozenDict(
         (k, as_transformation(named[k], f"partition: transforms[{k!r}]")) for k in labels
@@ -334,9 +334,10 @@ def _check_transforms(transforms: Any) -> FrozenDict:
 
 
 def _select_label(labels: Any, label: Any, tree: Any) -> Any:
-    mine = keep_selected(jax.tree.map(lambda x: x == label, labels), tree)
-    # The tree is one leaf with another label; `None` would mean that there are no params.
-    return () if mine is None and tree is not None else mine
+    selected = keep_selected(jax.tree.map(lambda x: x == label, labels), tree)
+    # If the tree is a single leaf with another label, the result is `()`, an empty tree, because
+    # None would mean that there are no params.
+    return () if selected is None and tree is not None else selected
 
 
 def _replace_label(labels: Any, label: Any, new: Any, old: Any) -> Any:

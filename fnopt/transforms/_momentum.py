@@ -13,7 +13,7 @@ from fnopt.numerics import ema as averaged
 
 
 class TraceState(NamedTuple):
-    """The decaying sum of gradients."""
+    """Decaying sum of gradients."""
 
     trace: Slot
 
@@ -53,7 +53,7 @@ class trace(Leafwise):
     accumulator_dtype: Any = static(default=None, convert=as_dtype)
 
     def leaf(self, h: Any, g: Any, m: Any) -> Any:
-        # A sum, not a mean: the convention of optax, and of PyTorch without dampening.
+        # A sum, not a mean, as in optax and in PyTorch's SGD without dampening.
         m = h.decay * m + g
         return (g + h.decay * m if self.nesterov else m), m
 
@@ -106,7 +106,7 @@ class ema(Leafwise):
         return self.debias
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weights of the average and of the gradient."""
+        """Compute the weights of the average and of the gradient."""
         gain = 1 - h.decay
         mean, gradient = h.decay, gain
         if self.debias:
@@ -121,13 +121,13 @@ class ema(Leafwise):
 
 
 class GrokfastState(NamedTuple):
-    """The average of the gradients."""
+    """Average of the gradients."""
 
     ema: Slot
 
 
 class grokfast(Leafwise):
-    r"""Amplify slow gradients: add a multiple of their running mean.
+    r"""Amplify slowly changing gradients by adding a multiple of their running mean.
 
     .. math:: h_t = \alpha h_{t-1} + (1-\alpha)\, g_t, \qquad u_t = g_t + \lambda h_t
 
@@ -135,8 +135,8 @@ class grokfast(Leafwise):
     and generalizing ("grokking"). The paper reports a factor of up to 50.
 
     Args:
-        alpha: :math:`\alpha`, decay of the mean.
-        lamb: :math:`\lambda`, the factor of the added mean.
+        alpha: :math:`\alpha`, the decay of the mean.
+        lamb: :math:`\lambda`, the factor of the mean.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -151,7 +151,7 @@ class grokfast(Leafwise):
 
     State = GrokfastState
 
-    # The defaults of Lee et al. (2024) for averages.
+    # The defaults of Lee et al. (2024) for exponential moving averages.
     alpha: Scalar = hyper(default=0.98, ge=0, lt=1)
     lamb: Scalar = hyper(default=2.0, ge=0)
 
@@ -174,8 +174,8 @@ class reduce_variance(Leafwise):
               u_t = \frac{c_t}{\max(1,\, \lVert c_t \rVert / r)}
 
     Put `reduce_variance` before a method that averages gradients with decay :math:`\beta_1`: `mars`
-    is `chain(reduce_variance(), adamw(...))`, and `lion` or `shampoo` can replace `adamw`. Each
-    leaf is clipped by its own norm. The two gradients belong to successive batches, as in the
+    is `chain(reduce_variance(), adamw(...))`, and `lion` or `shampoo` can replace `adamw`. The norm
+    of each leaf is clipped separately. The two gradients belong to successive batches, as in the
     approximate form of the paper, with one gradient per step. The first step adds no correction.
 
     Args:
@@ -202,13 +202,13 @@ class reduce_variance(Leafwise):
     max_norm: Scalar = hyper(default=1.0, gt=0, infinite=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weight of the change of the gradient; zero in the first step."""
-        # With gamma = 1 the following momentum is STORM's (Yuan et al., 2024).
+        """Compute the weight of the change of the gradient, which is zero in the first step."""
+        # With gamma = 1, a momentum of the result is STORM's momentum (Yuan et al., 2024).
         gain = h.gamma * h.b1 / (1 - h.b1)
-        # The initial zeros aren't a previous gradient.
+        # In the first step, `last` is the initial slot of zeros instead of a gradient.
         return {"gain": jnp.where(t > 1, gain, jnp.zeros_like(gain))}
 
     def leaf(self, h: Any, g: Any, last: Any) -> Any:
         corrected = g + h.gain * (g - last)
-        excess = global_norm(corrected) / h.max_norm  # zero without a bound
-        return corrected / jnp.maximum(excess, jnp.ones_like(excess)), g
+        ratio = global_norm(corrected) / h.max_norm  # zero if `max_norm` is infinite
+        return corrected / jnp.maximum(ratio, jnp.ones_like(ratio)), g

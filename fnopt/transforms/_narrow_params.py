@@ -23,34 +23,34 @@ from fnopt.transforms._gradient_noise import key_words, step_key
 
 
 class RoundedWrapper(Wrapper):
-    r"""Base class of wrappers that round the stepped params to their dtype.
+    r"""Base class of wrappers that round the new params to the params' dtype.
 
-    With the rounded param :math:`q`, the update is :math:`q - \theta` in float32, so that
-    `apply_updates`, which adds in float32, gives :math:`q` exactly. A bfloat16 update doesn't have
-    enough digits. If :math:`q` is less than half of :math:`\theta`, its digits are finer than the
-    digits of the difference (for example, no bfloat16 update changes 1 to 0.001). If `q` is
-    :math:`2^{16}` times smaller than the param, float32 doesn't have enough digits either; the
-    error is then at most :math:`2^{-24}` of the old param.
+    If :math:`q` is the rounded new param, the update is :math:`q - \theta` in float32, and
+    `apply_updates`, which adds in float32, computes :math:`q` exactly. A bfloat16 update doesn't
+    have enough digits: if :math:`q` is less than half of :math:`\theta`, the difference may not be
+    a bfloat16 number (no bfloat16 update changes 1 to 0.001). If :math:`q` is :math:`2^{16}` times
+    smaller than :math:`\theta`, float32 doesn't have enough digits either. The error is then at
+    most :math:`2^{-24}` of the old param.
     """
 
     needs_params = True
     wide_updates = True
 
 
-def rows(updates: Any, *trees: Any) -> tuple[list[tuple[Any, ...]], Any]:
-    """Zip the leaves of `updates` with the leaves of other trees, which may be None."""
+def _zip_leaves(updates: Any, *trees: Any) -> tuple[list[tuple[Any, ...]], Any]:
+    """Zip the leaves of trees, which may be None; also return the treedef."""
     leaves, treedef = jax.tree.flatten(updates, is_leaf=is_none)
     columns = [treedef.flatten_up_to(tree) for tree in trees]
     return list(zip(leaves, *columns, strict=True)), treedef
 
 
-def is_rounded(p: Any, u: Any) -> bool:
+def _is_rounded(p: Any, u: Any) -> bool:
     """Whether a leaf has a narrow dtype and a floating update."""
     return is_inexact(u) and is_narrow(dtype_of(p))
 
 
 class StochasticRoundingState(NamedTuple):
-    """The number of updates made, which seeds the random numbers, and the inner state."""
+    """Number of previous updates, which seeds the random numbers, and the inner state."""
 
     count: jax.Array
     inner_state: Any
@@ -63,8 +63,9 @@ class stochastic_rounding(RoundedWrapper):
 
     The sum is rounded at random to one of its two neighbors, more often to the nearer neighbor.
     Stochastic rounding needs no memory. Rounding to nearest discards every step smaller than half
-    of a param's last digit: 1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more aren't
-    rounded. `kahan` and `master_copy` have no noise, but need memory.
+    the spacing of the numbers near a param: in bfloat16, 1 remains 1 after 1,000 steps of -1e-3.
+    Params of 32 bits and more aren't rounded. `kahan` and `master_copy` have no noise, but need
+    memory.
 
     Put `stochastic_rounding` around the whole optimizer, because a later transform in a chain would
     change the rounded params. The updates of narrow params are float32 (see
@@ -73,8 +74,8 @@ class stochastic_rounding(RoundedWrapper):
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
         key: An integer or a key of `jax.random`, a constant of the compiled step. The key and the
-            step number determine the random numbers of a step, so a restored run continues
-            unchanged.
+            step number determine the random numbers of a step, so a restored run continues with
+            the same numbers.
 
     Raises:
         TypeError: If `key` is neither an integer nor a key of `jax.random`.
@@ -82,7 +83,7 @@ class stochastic_rounding(RoundedWrapper):
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> tx = fnopt.stochastic_rounding(fnopt.sgd(1e-3), key=3)
-        >>> params = {"w": jnp.ones(10_000, jnp.bfloat16)}  # its digits are 0.004 wide below 1
+        >>> params = {"w": jnp.ones(10_000, jnp.bfloat16)}  # the spacing below 1 is 0.004
         >>> updates, _ = tx.update(params, tx.init(params), params)
         >>> params = fnopt.apply_updates(params, updates)
         >>> print(f"{params['w'].astype(jnp.float32).mean():.4f}")
@@ -101,39 +102,41 @@ class stochastic_rounding(RoundedWrapper):
     ) -> tuple[Any, StochasticRoundingState]:
         """Return the updates to the stochastically rounded params."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-        pairs, treedef = rows(new, params)
+        pairs, treedef = _zip_leaves(new, params)
         leaves = [u for u, _ in pairs]
-        narrow = [i for i, (u, p) in enumerate(pairs) if is_rounded(p, u)]
-        before = [jnp.asarray(pairs[i][1]) for i in narrow]
-        # float32 holds every number of 16 and 8 bits exactly.
-        wide = [p.astype(jnp.float32) for p in before]
-        wanted = [w + leaves[i].astype(jnp.float32) for w, i in zip(wide, narrow, strict=True)]
+        indices = [i for i, (u, p) in enumerate(pairs) if _is_rounded(p, u)]
+        narrow_params = [jnp.asarray(pairs[i][1]) for i in indices]
+        # float32 represents every number of 16 and 8 bits exactly.
+        wide_params = [p.astype(jnp.float32) for p in narrow_params]
+        sums = [
+            p + leaves[i].astype(jnp.float32) for p, i in zip(wide_params, indices, strict=True)
+        ]
         key = step_key(self.key, state.count)
-        ends = stochastic_round_leaves(wanted, [p.dtype for p in before], key)
-        for i, end, w in zip(narrow, ends, wide, strict=True):
-            leaves[i] = end - w
+        new_params = stochastic_round_leaves(sums, [p.dtype for p in narrow_params], key)
+        for i, new_p, p in zip(indices, new_params, wide_params, strict=True):
+            leaves[i] = new_p - p
         state = StochasticRoundingState(safe_increment(state.count), inner_state)
         return treedef.unflatten(leaves), state
 
 
 class KahanState(NamedTuple):
-    """The accumulated rounding error of the params, and the inner state."""
+    """Accumulated rounding error of the params, and the inner state."""
 
     compensation: Slot
     inner_state: Any
 
 
 class kahan(RoundedWrapper):
-    r"""Kahan's compensated summation of parameters: add the rounding error to the next step.
+    r"""Add each rounding error of the parameters to the next step (Kahan's compensated summation).
 
     .. math:: y = u + c, \qquad \theta' = \mathrm{round}(\theta + y), \qquad
               c' = (\theta + y) - \theta'
 
-    The compensation :math:`c` is one more array in the dtype of the params. With the compensation,
-    bfloat16 params have 16 binary digits instead of 8, in 4 bytes per param. A float32 copy
-    (`master_copy`) takes 6 bytes. `kahan` also works for 32-bit params, whose sums become as
-    accurate as with twice the digits. For 8-bit params the compensation is a float16 array, because
-    two float8 numbers have too few digits for a small step.
+    The compensation :math:`c` is a slot in the dtype of the params. With the compensation, bfloat16
+    params have 16 binary digits instead of 8, in 4 bytes per param. With a float32 copy
+    (`master_copy`), a param takes 6 bytes. `kahan` also works for 32-bit params, whose sums become
+    as accurate as with twice the digits. For 8-bit params the compensation is a float16 array,
+    because two float8 numbers have too few digits for a small step.
 
     Put `kahan` around the whole optimizer, because a later transform in a chain would change the
     rounded params. The updates of narrow params are float32 (see `Transformation.wide_updates`),
@@ -167,39 +170,41 @@ class kahan(RoundedWrapper):
     ) -> tuple[Any, KahanState]:
         """Return the updates to the rounded params, and the rounding errors."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-        triples, treedef = rows(new, params, state.compensation)
+        triples, treedef = _zip_leaves(new, params, state.compensation)
         pairs = [_compensate_leaf(*triple) for triple in triples]
-        new, lost = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
-        return new, KahanState(lost, inner_state)
+        new, compensation = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
+        return new, KahanState(compensation, inner_state)
 
 
 def _zero_error(p: Any) -> Any:
     if not is_inexact(p):
         return None
     dtype = dtype_of(p)
-    # An 8-bit float has no digits for a rounding error of an 8-bit float.
+    # An 8-bit float has too few digits for the rounding error of an 8-bit float.
     return jnp.zeros_like(p, jnp.float16 if jnp.finfo(dtype).bits < 16 else dtype)
 
 
 def _compensate_leaf(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
     if c is None or not is_inexact(u):
         return u, c
-    dtype = jnp.float32 if is_rounded(p, u) else compute_dtype(dtype_of(p))
-    wide, y = jnp.asarray(p).astype(dtype), u.astype(dtype) + c.astype(dtype)
-    total = wide + y
-    if is_rounded(p, u):
-        end = round_to_nearest(total, p.dtype)
-        y, lost = end - wide, total - end
-    else:  # the rounding error of float32 (Knuth's two-sum, whichever is larger)
-        back = total - wide
-        lost = (wide - (total - back)) + (y - back)
-    # Params that overflow have no rounding error; NaN would stay in the slot for ever.
-    lost = jnp.where(jnp.isfinite(lost), lost, jnp.zeros_like(lost))
-    return y, lost.astype(c.dtype)
+    dtype = jnp.float32 if _is_rounded(p, u) else compute_dtype(dtype_of(p))
+    wide_p, y = jnp.asarray(p).astype(dtype), u.astype(dtype) + c.astype(dtype)
+    total = wide_p + y
+    if _is_rounded(p, u):
+        new_p = round_to_nearest(total, p.dtype)
+        y, error = new_p - wide_p, total - new_p
+    else:
+        # Knuth's two-sum computes the rounding error of the sum exactly. Kahan's shorter formula
+        # would require that the param is larger than the step.
+        rounded_y = total - wide_p
+        error = (wide_p - (total - rounded_y)) + (y - rounded_y)
+    # If a param overflows, the error is NaN, which would stay in the slot.
+    error = jnp.where(jnp.isfinite(error), error, jnp.zeros_like(error))
+    return y, error.astype(c.dtype)
 
 
 class MasterCopyState(NamedTuple):
-    """Wide params, or None for params that already have this dtype, and the inner state."""
+    """Wide copies, or None for params that are already as wide, and the inner state."""
 
     master: Slot
     inner_state: Any
@@ -210,11 +215,11 @@ class master_copy(RoundedWrapper):
 
     .. math:: m' = m + \mathrm{inner}(g, m), \qquad \theta' = \mathrm{round}(m')
 
-    The inner optimizer sees only the wide params `m`. Its slots, weight decay and steps are as in a
-    float32 run. Only the gradient is evaluated at the rounded params. After every step, the params
-    are exactly the rounded wide params. `m` is initialized as a copy of the params; read it with
-    `master_params`, for evaluation or to continue in float32. Leaves that already have this width
-    have no copy and are updated directly.
+    The inner optimizer receives only the wide params :math:`m`. Its slots, weight decay and steps
+    are as in a float32 run; only the gradient is evaluated at the rounded params. After every step,
+    the params are exactly the rounded wide params. :math:`m` is initialized as a copy of the
+    params. `master_params` returns :math:`m`, for evaluation or to continue in float32. Leaves that
+    are already as wide have no copy and are updated directly.
 
     Put `master_copy` around the whole optimizer, because a later transform in a chain would change
     the params but not the copy. The updates of narrow params are float32 (see
@@ -245,28 +250,32 @@ class master_copy(RoundedWrapper):
 
     def init(self, params: Any) -> MasterCopyState:
         """Return wide copies, and the inner state for them."""
-        copy = lambda p: jnp.array(p, self.dtype, copy=True) if self._copies(p) else None  # noqa: E731
-        master = jax.tree.map(copy, params)
-        return MasterCopyState(master, self.inner.init(_wide(params, master)))
 
-    def _copies(self, p: Any) -> bool:
-        real = is_inexact(p) and jnp.issubdtype(dtype_of(p), jnp.floating)
-        return real and jnp.finfo(dtype_of(p)).bits < jnp.finfo(self.dtype).bits
+        def copy_leaf(p: Any) -> Any:
+            return jnp.array(p, self.dtype, copy=True) if self._needs_copy(p) else None
+
+        master = jax.tree.map(copy_leaf, params)
+        return MasterCopyState(master, self.inner.init(_wide_params(params, master)))
+
+    def _needs_copy(self, p: Any) -> bool:
+        is_real = is_inexact(p) and jnp.issubdtype(dtype_of(p), jnp.floating)
+        return is_real and jnp.finfo(dtype_of(p)).bits < jnp.finfo(self.dtype).bits
 
     def update(
         self, updates: Any, state: MasterCopyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MasterCopyState]:
         """Return the updates to the rounded wide params."""
-        master = _wide(params, state.master)
+        master = _wide_params(params, state.master)
         new, inner_state = self.inner.update(updates, state.inner_state, master, **extra_args)
-        triples, treedef = rows(new, params, state.master)
+        triples, treedef = _zip_leaves(new, params, state.master)
         pairs = [_update_master(*triple) for triple in triples]
         new, master = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
         return new, MasterCopyState(master, inner_state)
 
 
-def _wide(params: Any, master: Any) -> Any:
-    pairs, treedef = rows(params, master)
+def _wide_params(params: Any, master: Any) -> Any:
+    """Replace the params that have a copy by the copy."""
+    pairs, treedef = _zip_leaves(params, master)
     return treedef.unflatten([p if m is None else m for p, m in pairs])
 
 
@@ -276,14 +285,16 @@ def _update_master(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
     dtype = compute_dtype(m.dtype)
     m = (m.astype(dtype) + u.astype(dtype)).astype(m.dtype)
     if is_narrow(p.dtype):
-        end = round_to_nearest(m.astype(jnp.float32), p.dtype).astype(dtype)
+        new_p = round_to_nearest(m.astype(jnp.float32), p.dtype).astype(dtype)
     else:
-        end = jax.lax.reduce_precision(m, 8, 23)  # rounds a float64 master copy to float32 params
-    return end.astype(dtype) - jnp.asarray(p).astype(dtype), m
+        # A float64 copy is rounded to float32 params. XLA may remove a pair of casts, but not a
+        # `reduce_precision`.
+        new_p = jax.lax.reduce_precision(m, 8, 23)
+    return new_p.astype(dtype) - jnp.asarray(p).astype(dtype), m
 
 
 def master_params(state: Any, params: Any) -> Any:
-    """Return the wide params of `master_copy`; other params are returned unchanged.
+    """Return the wide params of `master_copy`, and params without a copy unchanged.
 
     Args:
         state: The state of `master_copy`, or of an optimizer that contains it.
@@ -293,7 +304,7 @@ def master_params(state: Any, params: Any) -> Any:
         A tree like `params`.
 
     Raises:
-        ValueError: If `state` contains no such state, or more than one for a leaf.
+        ValueError: If `state` contains no state of `master_copy`, or more than one for a leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -301,6 +312,6 @@ def master_params(state: Any, params: Any) -> Any:
         >>> fnopt.master_params(tx.init(params), params)
         {'w': Array([1.], dtype=float32)}
     """
-    read = lambda kept, p, master: master  # noqa: E731
+    read = lambda state, p, master: master  # noqa: E731
     who, maker = "master_params", "master_copy"
     return read_slot(params, state, MasterCopyState, "master", read, who, maker)

@@ -1,4 +1,4 @@
-"""Quantized slots: codes of eight or four bits."""
+"""Quantization of slots to codes of eight or four bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fnopt.transforms._stored_slots import StoredSlots, is_coded, pattern_items
 
 
 class QuantizedStateState(NamedTuple):
-    """The number of updates made, and the inner state with codes and scales in place of leaves."""
+    """Number of previous updates, and the inner state with codes and scales in place of leaves."""
 
     count: jax.Array
     inner_state: Any
@@ -41,32 +41,32 @@ class quantized_state(StoredSlots):
 
     Adam with quantized mean and mean square needs 2.03 bytes of state per parameter, instead of 8.
     A code consists of the leading bits of a float with a small bias, as in the mu-law of ITU-T
-    G.711. A code has three bits after the octave for signed slots, and four for unsigned slots.
-    Magnitudes below 2^-15 of the largest of a block are evenly spaced. With `bits=4` there are no
-    bits after the octave for signed slots, and one for unsigned slots; even spacing begins below
+    G.711: an octave, and three mantissa bits for signed slots or four for unsigned slots. Codes of
+    magnitudes below 2^-15 of the largest magnitude of a block are evenly spaced. With `bits=4`,
+    signed slots have no mantissa bits and unsigned slots have one; codes are evenly spaced below
     2^-7. A nonzero mean square is never rounded to zero, because the step is divided by its root.
     Small leaves (norms, biases) stay float32. Training of embeddings is stable because few rows
     share a scale.
 
-    A number is rounded to one of its two neighbors, more often to the nearer neighbor. The random
-    bits are a hash of the number's last digits and the step number. With rounding to nearest, a
-    mean square that changes by a thousandth per step would follow the largest number of its block
-    instead of its gradients.
+    A number is rounded at random to one of its two neighbors, more often to the nearer neighbor.
+    The random bits are a hash of the number's last digits and the step number. With rounding to
+    nearest, the code of a mean square that changes by a thousandth per step would never change, so
+    the mean square would be proportional to the scale of its block.
 
-    A whole block becomes NaN or infinite if it contains a NaN or infinity. Wrap the optimizer in
-    `apply_if_finite` if this may happen.
+    If a block contains a NaN or infinity, the whole block becomes NaN or infinite. Wrap the
+    optimizer in `apply_if_finite` if this may happen.
 
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to `'signed'`
             or, for nonnegative slots, `'unsigned'`, which stores negative numbers as zero.
-        block_size: The number of elements per scale. A block has fewer elements, at least half, if
-            the smaller size divides the last axis. A last axis shorter than two blocks is one
+        block_size: The number of elements per scale. If a smaller size (at least half) divides the
+            last axis, blocks have this smaller size. A last axis shorter than two blocks is one
             block. The scales of blocks of 256 take 4/256 byte per element.
         min_size: Leaves with fewer elements aren't quantized.
-        bits: The number of bits of a code, 8 or 4. Codes of four bits are `jnp.int4`, two of which
-            XLA stores in a byte; with blocks of 128 (Li et al.), Adam needs 1.06 bytes of state per
-            parameter. Files store a byte per code.
+        bits: The number of bits of a code, 8 or 4. Codes of four bits are `jnp.int4`, and XLA
+            stores two of them in a byte. With blocks of 128 (Li et al.), Adam needs 1.06 bytes of
+            state per parameter. Checkpoint files store a byte per code.
 
     Raises:
         TypeError: If `slots` isn't a dict.
@@ -91,7 +91,8 @@ class quantized_state(StoredSlots):
 
     slots: Any = static(default=(("mu", "signed"), ("nu", "unsigned")), convert=pattern_items)
     block_size: int = static(default=256, least=1)
-    # Small leaves save no memory; bitsandbytes (Dettmers et al., 2022) has the same bound.
+    # Quantizing small leaves saves little memory; bitsandbytes (Dettmers et al., 2022) has the same
+    # bound.
     min_size: int = static(default=4096, least=1)
     bits: int = static(default=8, choices=(8, 4))
 
@@ -115,23 +116,21 @@ class quantized_state(StoredSlots):
             inner_state = self._map_slots(self._decode, state.inner_state)
             return self.inner.update(updates, inner_state, params, **extra_args)
 
-        count, given, scales_of = (
-            safe_increment(state.count),
-            (updates, state, params),
-            block_scales,
-        )
-        if _is_computed_twice():
+        count, args = safe_increment(state.count), (updates, state, params)
+        scales_of: Callable[..., jax.Array] = block_scales
+        if _recomputes_step():
             scales: list[jax.Array] = []
 
-            def note_scales(x: jax.Array, block_size: int) -> jax.Array:
+            def record_scales(x: jax.Array, block_size: int) -> jax.Array:
                 scales.append(block_scales(x, block_size))
                 return scales[-1]
 
-            self._encode(count, step(*given)[1], note_scales)
-            # As in `jax.checkpoint`, the barrier keeps XLA from storing the first result instead.
-            given, known = jax.lax.optimization_barrier((given, scales))
-            scales_of = lambda *_: known.pop(0)  # noqa: E731
-        new, inner_state = step(*given)
+            self._encode(count, step(*args)[1], record_scales)
+            # As in `jax.checkpoint`, the barrier prevents XLA from storing and reusing the slots of
+            # the first computation.
+            args, first_scales = jax.lax.optimization_barrier((args, scales))
+            scales_of = lambda *_: first_scales.pop(0)  # noqa: E731
+        new, inner_state = step(*args)
         return new, self._encode(count, inner_state, scales_of)
 
     def _encode(
@@ -139,15 +138,15 @@ class quantized_state(StoredSlots):
     ) -> QuantizedStateState:
         def encode_leaf(form: str, x: Any, shape: Any) -> Any:
             size = x.size if shape is None else unsharded_size(x, shape)
-            # Codes hold real numbers only, so complex leaves are stored unchanged.
+            # Codes represent real numbers only, so complex leaves are stored unchanged.
             if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
-            wide = widen(x)
-            code, size = CODES[form, self.bits], self.block_size
+            x = widen(x)
+            code, block_size = CODES[form, self.bits], self.block_size
             if shape is not None:
-                return encode_part(wide, shape, code, size, count, scales_of)
-            scales = scales_of(wide, size)
-            return encode_with(wide, scales, code, size, count), scales
+                return encode_part(x, shape, code, block_size, count, scales_of)
+            scales = scales_of(x, block_size)
+            return encode_with(x, scales, code, block_size, count), scales
 
         state = self._map_slots(lambda form, slot: self._map_leaves(encode_leaf, form, slot), state)
         return QuantizedStateState(count, state)
@@ -165,7 +164,7 @@ class quantized_state(StoredSlots):
         return self._map_leaves(decode_leaf, form, slot)
 
     def _check_codes(self, codes: Any, scales: Any, shape: Any) -> None:
-        """Raise a ValueError for codes of a quantized_state with other options."""
+        """Raise a ValueError if the codes were made with other options."""
         length = block_length(codes.shape, self.block_size)
         blocks = scales.size if shape is not None else -(-codes.size // length)
         if codes.dtype == code_dtype(self.bits) and scales.size == blocks:
@@ -177,21 +176,26 @@ class quantized_state(StoredSlots):
         )
 
     def _map_leaves(self, fn: Any, form: str, slot: Any) -> Any:
-        """Apply `fn(form, leaf, shape)` to a slot's leaves, with the shape of the whole leaf."""
-        known = unsharded_leaves()
-        if known is None:
+        """Apply `fn(form, leaf, shape)` to the leaves of a slot.
+
+        `shape` is the shape of the unsharded leaf if the leaf is a shard, else None.
+        """
+        unsharded = unsharded_leaves()
+        if unsharded is None:
             return jax.tree.map(lambda x: fn(form, x, None), slot, is_leaf=is_coded)
-        if known.is_probe:  # only inspected: the codes of a part need nothing else of the leaf
+        # A probe tests whether a step needs whole leaves. Encoding doesn't, because the blocks of a
+        # shard are inside the shard.
+        if unsharded.is_probe:
             return slot
         named, treedef = leaves_with_names(slot, is_coded)
-        return treedef.unflatten([fn(form, x, known.shapes[name]) for name, x in named])
+        return treedef.unflatten([fn(form, x, unsharded.shapes[name]) for name, x in named])
 
 
-def _is_computed_twice() -> bool:
+def _recomputes_step() -> bool:
     """Whether the step is computed for the scales, and again for the codes.
 
-    The scale of a block depends on all of its numbers. On a GPU, XLA would therefore store the
-    slots in float32, which takes 32 bytes of memory traffic per param for Adam instead of 22. On a
-    CPU, XLA repeats the formula automatically.
+    The scale of a block depends on all numbers of the block. On a GPU, XLA would therefore store
+    the slots in float32, which takes 32 bytes of memory traffic per param for Adam instead of 22.
+    On a CPU, XLA recomputes the formula automatically.
     """
     return jax.default_backend() != "cpu"

@@ -41,11 +41,11 @@ class sam(Transformation):
     The adversary is a *descent* optimizer, whose steps are negated to ascend. The paper's adversary
     is `fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(rho))`.
 
-    By default, one step takes `sync_period` calls. The first calls move the params to the
-    adversarial point; the last call takes a step from the params before the ascent. The training
-    loop doesn't change. To evaluate the model between these calls, use
-    `fnopt.slots(state)["cache"]` instead of the params. In opaque mode every call is a step, and
-    `update` needs `grad_fn` as an extra argument.
+    By default, a step consists of `sync_period` calls of `update`, and the training loop is the
+    same as for other optimizers. The first calls move the params to the adversarial point; the last
+    call takes a step from the params before the ascent. To evaluate the model between these calls,
+    use `fnopt.slots(state)["cache"]` instead of the params. In opaque mode every call is a step,
+    and `update` needs `grad_fn` as an extra argument.
 
     Args:
         optimizer: The optimizer, of fnopt or any (init, update) pair.
@@ -99,7 +99,7 @@ class sam(Transformation):
         )
 
     def reads(self) -> Mapping[str, bool]:
-        """`grad_fn`, which opaque mode needs."""
+        """Include `grad_fn`, which opaque mode requires."""
         return {**super().reads(), "grad_fn": self.opaque_mode}
 
     def init(self, params: Any) -> SAMState:
@@ -119,12 +119,12 @@ class sam(Transformation):
     ) -> tuple[Any, SAMState]:
         """Take an adversarial step, or in the last call an optimizer step."""
         if not self.opaque_mode:
-            if grad_fn is not None:  # for an inner transform that needs it
+            if grad_fn is not None:  # an inner transform may read it
                 extra_args["grad_fn"] = grad_fn
             return self._step_in_calls(updates, state, params, extra_args)
         if grad_fn is None:
             raise TypeError(
-                f"{where()}update needs the extra argument 'grad_fn': in opaque mode call "
+                f"{where()}update needs the extra argument 'grad_fn' in opaque mode. Call "
                 "update(updates, state, params, grad_fn=fn), where fn(params, i) is a gradient."
             )
         return self._step_in_one_call(updates, state, params, grad_fn, extra_args)
@@ -132,37 +132,36 @@ class sam(Transformation):
     def _step_in_calls(
         self, updates: Any, state: SAMState, params: Any, extra_args: Any
     ) -> tuple[Any, SAMState]:
-        first = state.steps_since_sync == 0
+        is_first = state.steps_since_sync == 0
         steps = safe_increment(state.steps_since_sync)
-        last = steps >= self.sync_period
+        is_last = steps >= self.sync_period
 
         cache = map_leaves(
-            lambda p, kept: (p, jnp.where(first, p, kept)), params, outputs=2, cache=state.cache
+            lambda p, c: (p, jnp.where(is_first, p, c)), params, outputs=2, cache=state.cache
         )[1]
         start = cast_like(cache, params)
 
-        def move() -> tuple[Any, Any, Any]:
+        def descend() -> tuple[Any, Any, Any]:
             new, inner = self.optimizer.update(updates, state.inner_state, start, **extra_args)
-            # The caller adds the update to the adversarial params: it leads back to the kept ones
-            # first.
-            new = map_leaves(lambda u, p, kept: kept - p + u, new, params=params, cache=cache)
+            # The caller adds the update to the adversarial params, so the update also includes the
+            # difference to the params before the ascent.
+            new = map_leaves(lambda u, p, c: c - p + u, new, params=params, cache=cache)
             adversary = self.adv_optimizer.init(params) if self.reset_state else state.adv_state
             return new, cast_like(inner, state.inner_state), cast_like(adversary, state.adv_state)
 
-        def climb() -> tuple[Any, Any, Any]:
+        # `cond` requires equal dtypes in both branches, here the dtypes of `descend`.
+        shapes = jax.eval_shape(descend)[0]
+
+        def ascend() -> tuple[Any, Any, Any]:
             new, adversary = self.adv_optimizer.update(
                 updates, state.adv_state, params, **extra_args
             )
-            # The adversary's optimizer descends: its negative step climbs.
-            new = map_leaves(lambda u: -u, new)
+            new = cast_like(map_leaves(lambda u: -u, new), shapes)
             return new, state.inner_state, cast_like(adversary, state.adv_state)
 
-        # `cond` requires equal dtypes: those of the optimizer's updates.
-        shapes = jax.eval_shape(move)[0]
-        new, inner_state, adv_state = jax.lax.cond(
-            last, move, lambda: (cast_like((moved := climb())[0], shapes), *moved[1:])
-        )
-        return new, SAMState(jnp.where(last, zero_count(), steps), inner_state, adv_state, cache)
+        new, inner_state, adv_state = jax.lax.cond(is_last, descend, ascend)
+        steps = jnp.where(is_last, zero_count(), steps)
+        return new, SAMState(steps, inner_state, adv_state, cache)
 
     def _step_in_one_call(
         self, updates: Any, state: SAMState, params: Any, grad_fn: Any, extra_args: Any

@@ -87,29 +87,31 @@ class schedule_free(Wrapper):
     ) -> tuple[Any, ScheduleFreeState]:
         """Return the updates to the next interpolation between average and iterate."""
         dtype, count = state.weight_sum.dtype, safe_increment(state.count)
-        # The paper counts from 1. A learning rate of 0 in the warm-up has no weight.
+        # The schedule is evaluated at the incremented count, because the paper counts from 1. Steps
+        # with a learning rate of 0, at the start of a warm-up, have no weight.
         h = numbers(self, dtype, count, skip=("inner",))
         max_lr = jnp.maximum(state.max_lr, h.learning_rate)
-        positive = max_lr > 0
-        # The derivative of 0 ** p with respect to p is NaN, also where it is not selected.
-        weight = jnp.where(positive, max_lr, jnp.ones_like(max_lr)) ** h.weight_lr_power
-        weight = jnp.where(positive, weight, (h.weight_lr_power == 0).astype(dtype))
-        total = state.weight_sum + weight
-        share = weight / jnp.where(total > 0, total, jnp.ones_like(total))
+        is_positive = max_lr > 0
+        # The inner select avoids 0 ** p, whose derivative with respect to p is NaN even if the
+        # power isn't selected.
+        weight = jnp.where(is_positive, max_lr, jnp.ones_like(max_lr)) ** h.weight_lr_power
+        weight = jnp.where(is_positive, weight, (h.weight_lr_power == 0).astype(dtype))
+        weight_sum = state.weight_sum + weight
+        c = weight / jnp.where(weight_sum > 0, weight_sum, jnp.ones_like(weight_sum))
         step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def step_leaf(h: Any, u: Any, y: Any, z: Any) -> Any:
-            b1, share, last_b1 = h["b1"], h["share"], h["last_b1"]
-            # The average x is not stored: y and z determine it, which saves a copy of the params.
+            b1, c, last_b1 = h["b1"], h["c"], h["last_b1"]
+            # The average x isn't stored, which saves a copy of the params: y and z determine x.
             x = (y - (1 - last_b1) * z) / last_b1
             z = z + u
-            x = x + share * (z - x)
+            x = x + c * (z - x)
             return b1 * x + (1 - b1) * z - y, y, z
 
-        scalars = {"b1": h.b1, "share": share, "last_b1": state.b1}
+        scalars = {"b1": h.b1, "c": c, "last_b1": state.b1}
         new, _, z = map_leaves(step_leaf, step, hyper=scalars, outputs=3, params=params, z=state.z)
         inner_state = cast_like(inner_state, state.inner_state)
-        return new, ScheduleFreeState(count, total, max_lr, h.b1, z, inner_state)
+        return new, ScheduleFreeState(count, weight_sum, max_lr, h.b1, z, inner_state)
 
 
 def schedule_free_eval_params(state: Any, params: Any) -> Any:
@@ -117,13 +119,13 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
 
     Args:
         state: The state of `schedule_free`, or of an optimizer that contains it.
-        params: The trained params; leaves of other optimizers are returned unchanged.
+        params: The current params; leaves of other optimizers are returned unchanged.
 
     Returns:
         A tree like `params`.
 
     Raises:
-        ValueError: If `state` contains no such state, or more than one for a leaf.
+        ValueError: If `state` contains no state of `schedule_free`, or more than one for a leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -132,9 +134,9 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
         {'w': Array([4.], dtype=float32)}
     """
     who = "schedule_free_eval_params"
-    mean = read_slot(params, state, ScheduleFreeState, "z", _read, who, "schedule_free")
+    mean = read_slot(params, state, ScheduleFreeState, "z", _read_average, who, "schedule_free")
     return cast_like(mean, params)
 
 
-def _read(kept: ScheduleFreeState, y: Any, z: Any) -> Any:
-    return map_leaves(lambda b1, y, z: (y - (1 - b1) * z) / b1, y, hyper=kept.b1, z=z)
+def _read_average(state: ScheduleFreeState, y: Any, z: Any) -> Any:
+    return map_leaves(lambda b1, y, z: (y - (1 - b1) * z) / b1, y, hyper=state.b1, z=z)

@@ -1,4 +1,4 @@
-"""Selection of leaves: by path, pattern, or a tree of labels."""
+"""Selection of leaves by path, pattern, or a tree of labels."""
 
 from __future__ import annotations
 
@@ -22,60 +22,59 @@ from fnopt.errors import (
 )
 
 
-def as_selector(given: Any, what: str = "labels") -> Selector:
+def as_selector(labels: Any, what: str = "labels") -> Selector:
     """Convert a tree (or prefix tree) of labels to `Labels`; return a selector unchanged."""
-    if isinstance(given, Selector):
-        return given
-    # An Equinox module can be called, too, but it is a tree of labels, not a leaf.
-    if callable(given) and jax.tree.leaves(given) == [given]:
-        name = getattr(given, "__qualname__", repr(given))
+    if isinstance(labels, Selector):
+        return labels
+    # An Equinox module is callable too, but a module is a tree of labels, not a leaf.
+    if callable(labels) and jax.tree.leaves(labels) == [labels]:
+        name = getattr(labels, "__qualname__", repr(labels))
         raise TypeError(
-            f"{where()}{what} = {name} is a function: write fnopt.by_path(fn), where "
-            "fn(path, leaf) gives the label of one leaf. Call a function of all params, "
-            f"as optax takes it, first: {what}=fn(params)."
+            f"{where()}{what} = {name} is a function, expected a tree or a selector. Write "
+            "fnopt.by_path(fn), where fn(path, leaf) returns the label of a leaf. If the function "
+            f"takes all params, as in optax, pass its result: {what}=fn(params)."
         )
-    known: dict[str, Label] = {}
-    for path, leaf in leaves_with_names(given)[0]:
+    label_of: dict[str, Label] = {}
+    for path, leaf in leaves_with_names(labels)[0]:
         label = as_label(leaf, f"{what}: {leaf_text(path)}")
-        if known.setdefault(path, label) != label:
-            raise ValueError(
-                f"{where()}{what}: {leaf_text(path)} is listed twice, with different labels."
-            )
-    return Labels(tuple(sorted(known)), tuple(known[path] for path in sorted(known)))
+        if label_of.setdefault(path, label) != label:
+            text = f"{leaf_text(path)} is listed twice, with different labels"
+            raise ValueError(f"{where()}{what}: {text}, expected one label per path.")
+    return Labels(tuple(sorted(label_of)), tuple(label_of[path] for path in sorted(label_of)))
 
 
-def as_mask(given: Any) -> Selector:
+def as_mask(mask: Any) -> Selector:
     """Convert the `mask` argument to a selector; strings are patterns.
 
     Args:
-        given: A selector, a tree of bools or a prefix of one, or patterns such as `'*/bias'`.
+        mask: A selector, a tree of bools (or a prefix tree), or patterns such as `'*/bias'`.
 
     Returns:
         A selector, for `convert` of a static field; `init` and `update` call `select_mask`.
 
     Raises:
-        TypeError: For a bare function, and for a leaf that isn't a bool.
+        TypeError: For a plain function, and for a leaf that isn't a bool.
     """
-    several = isinstance(given, list | tuple) and given and all(isinstance(p, str) for p in given)
-    if isinstance(given, str) or several:
-        return by_pattern(given)
-    mask = as_selector(given, "mask")
-    if isinstance(mask, Labels):
-        for path, value in zip(mask.paths, mask.values, strict=True):
+    are_patterns = isinstance(mask, list | tuple) and mask and all(isinstance(p, str) for p in mask)
+    if isinstance(mask, str) or are_patterns:
+        return by_pattern(mask)
+    selector = as_selector(mask, "mask")
+    if isinstance(selector, Labels):
+        for path, value in zip(selector.paths, selector.values, strict=True):
             _check_bool(path, value)
-    return mask
+    return selector
 
 
-def as_labels(given: Any) -> Selector:
+def as_labels(labels: Any) -> Selector:
     """Convert the `labels` of a partition to a selector; one label applies to all leaves."""
-    if isinstance(given, str) and set("*?[/") & set(given):
+    if isinstance(labels, str) and set("*?[/") & set(labels):
         raise TypeError(
-            f"labels = {given!r} looks like a pattern, expected a tree of labels, fnopt.by_path(fn)"
-            f", fnopt.by_pattern({{{given!r}: label, ...}}), or one label for all leaves."
+            f"labels = {labels!r} looks like a pattern, expected a tree of labels, one label for "
+            f"all leaves, fnopt.by_path(fn), or fnopt.by_pattern({{{labels!r}: label, ...}})."
         )
-    if isinstance(given, (str, int)):
-        return by_pattern({"*": given}, default=given)
-    return as_selector(given, "labels")
+    if isinstance(labels, (str, int)):
+        return by_pattern({"*": labels}, default=labels)
+    return as_selector(labels, "labels")
 
 
 def _check_bool(path: str, value: Any) -> None:
@@ -91,15 +90,15 @@ def select(selector: Any, tree: Any) -> Any:
     Args:
         selector: `by_path`, `by_pattern`, or a tree of labels with the structure of `tree` or a
             prefix of it; containers may differ as long as the leaf paths agree.
-        tree: A tree of arrays (abstract or traced ones too).
+        tree: A tree of arrays, which may be abstract or traced.
 
     Returns:
         A tree of the same structure, with a string or bool in place of every leaf.
 
     Raises:
-        ValueError: If leaves have no label (they are listed), or the selector matches no leaf.
-        TypeError: If the selector is a bare function or a bare pattern, or a label isn't a string,
-            int or bool.
+        ValueError: If leaves have no label, or the selector matches no leaf.
+        TypeError: If the selector is a plain function or pattern, or a label isn't a string, int or
+            bool.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -110,17 +109,17 @@ def select(selector: Any, tree: Any) -> Any:
     selector = as_labels(selector)
     leaves, treedef = leaves_with_names(tree)
     if leaves:
-        # A node without leaves is a leaf that a wrapper or a filter has taken out.
+        # Empty nodes count as leaves, because wrappers and filters replace leaves by None or ().
         is_empty = lambda node: node is None or (isinstance(node, (tuple, list, dict)) and not node)  # noqa: E731
         selector.check([path for path, _ in leaves_with_names(tree, is_leaf=is_empty)[0]])
-    chosen = selector.choose(leaves)
-    unlabelled = [path for (path, _), label in zip(leaves, chosen, strict=True) if label is None]
-    if unlabelled:
+    labels = selector.choose(leaves)
+    unlabeled = [path for (path, _), label in zip(leaves, labels, strict=True) if label is None]
+    if unlabeled:
         raise ValueError(
-            f"{where()}leaves without a label: {names_text(unlabelled)}. Give every leaf one "
-            "(by_pattern takes default=...)."
+            f"{where()}leaves without a label: {names_text(unlabeled)}, expected a label for every "
+            "leaf. Add labels, or pass default=... to by_pattern."
         )
-    pairs = zip(leaves, chosen, strict=True)
+    pairs = zip(leaves, labels, strict=True)
     return treedef.unflatten(
         [as_label(x, f"the label of {leaf_text(path)}") for (path, _), x in pairs]
     )
@@ -128,10 +127,10 @@ def select(selector: Any, tree: Any) -> Any:
 
 def select_mask(mask: Any, tree: Any) -> Any:
     """Label every leaf of a tree with True or False; raise a TypeError for other labels."""
-    selected = select(as_mask(mask), tree)
-    for path, value in leaves_with_names(selected)[0]:
+    bools = select(as_mask(mask), tree)
+    for path, value in leaves_with_names(bools)[0]:
         _check_bool(path, value)
-    return selected
+    return bools
 
 
 Label = str | bool | int
@@ -145,8 +144,7 @@ def as_label(label: Any, what: str) -> Label:
     """Convert a label to str, bool or int.
 
     Boolean scalars of NumPy and JAX are converted to `bool`. Other hashable objects, such as enum
-    members, are identified by their text. Floats are rejected, because they are probably a mask or
-    a factor.
+    members, are converted to text. Floats raise an error, because they are rarely meant as labels.
     """
     if isinstance(label, (str, bool, int)) and not isinstance(label, enum.Enum):
         return label
@@ -157,28 +155,29 @@ def as_label(label: Any, what: str) -> Label:
             return bool(label)
         raise TypeError(
             f"{where()}{what} is an array of shape {np.shape(label)}, expected one label for the "
-            "whole leaf; for a mask per element, multiply the gradients by it."
+            "whole leaf. To mask elements, multiply the gradients by the mask."
         )
-    traced = "a traced " if isinstance(label, Tracer) else ""
-    array = hasattr(label, "dtype")
-    came = traced + type_text(label) if array else f"{label!r}, a {type(label).__name__}"
+    prefix = "a traced " if isinstance(label, Tracer) else ""
+    is_array = hasattr(label, "dtype")
+    text = prefix + type_text(label) if is_array else f"{label!r}, a {type(label).__name__}"
     raise TypeError(
-        f"{where()}{what} is {came}, expected a bool, a string or an int (or a member of an enum), "
-        "decided from the path, shape and dtype."
+        f"{where()}{what} is {text}, expected a bool, a string, an int or a member of an enum. "
+        "Compute labels from the path, shape and dtype."
     )
 
 
 def _has_text(label: Any) -> bool:
-    others = callable(label) or hasattr(label, "dtype") or isinstance(label, (float, complex))
-    return isinstance(label, Hashable) and not others
+    """Whether a label is an object, such as an enum member, that its text identifies."""
+    is_number = hasattr(label, "dtype") or isinstance(label, (float, complex))
+    return isinstance(label, Hashable) and not (callable(label) or is_number)
 
 
 class Selector(Value):
-    """Label every leaf of a tree by its path, shape and dtype.
+    """Base class of values that label every leaf of a tree by its path, shape and dtype.
 
-    The kinds are `by_path` (a function), `by_pattern` (patterns on the path) and `Labels` (a tree
-    of labels, made from a plain tree). A selector is a value. You can compare, hash, print and
-    pickle it, and store it in a configuration.
+    The subclasses are `by_path` (a function), `by_pattern` (patterns on the path) and `Labels` (a
+    tree of labels). You can compare, hash, print and pickle a selector, and store it in a
+    configuration.
 
     Example:
         >>> import fnopt
@@ -202,7 +201,7 @@ class by_path(Selector):
 
     Args:
         fn: `fn(path, leaf)` returns the label of one leaf: a bool for a mask, a string or
-            an int for a partition. `path` is spelled as by `leaf_paths`. A function defined at
+            an int for a partition. `path` is the path in `leaf_paths`. A function defined at
             module level can be pickled and stored in a configuration.
 
     Example:
@@ -218,7 +217,8 @@ class by_path(Selector):
         super().__post_init__()
         if callable(self.fn) and not accepts_args(self.fn, "path", None):
             name = getattr(self.fn, "__name__", self.fn)
-            raise TypeError(f"by_path: {name} can't be called as fn(path, leaf).")
+            text = f"by_path: {name} can't be called as fn(path, leaf)"
+            raise TypeError(f"{text}, expected a function of two arguments.")
 
     def choose(self, leaves: Leaves) -> list[Any]:
         """Return the labels that the function returns."""
@@ -230,7 +230,7 @@ def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Any], ...]:
         patterns = (patterns,)
     items = patterns.items() if isinstance(patterns, Mapping) else patterns
     if not isinstance(items, Iterable):
-        items = (items,)  # rejected below
+        items = (items,)  # `_check_pair` raises the error
     return tuple((p, True) if isinstance(p, str) else _check_pair(p) for p in items)
 
 
@@ -241,7 +241,7 @@ def _check_pair(item: Any) -> tuple[str, Any]:
             "dict from pattern to label."
         )
     pattern, label = item
-    # Values with fields, such as dimension numbers, are for the transform; `select` wants labels.
+    # Values with fields, such as dimension numbers, are passed to the transform unchanged.
     has_fields = isinstance(label, Value) or hasattr(label, "_fields")
     what = f"by_pattern: the label of {pattern!r}"
     return pattern, label if has_fields else as_label(label, what)
@@ -250,19 +250,19 @@ def _check_pair(item: Any) -> tuple[str, Any]:
 class by_pattern(Selector):
     """Select by glob patterns on the leaf's path; the first matching pattern applies.
 
-    `*` matches any text, including slashes, `?` one character, `[ab]` one of a set. A leading `*/`
-    also matches the empty text, so `'*/bias'` also matches `'bias'` at the top level. The path of a
-    branch (`'encoder'`) selects all leaves of the branch.
+    `*` matches any text, including slashes, `?` matches one character, `[ab]` matches one of a set.
+    A leading `*/` also matches the empty text, so `'*/bias'` also matches `'bias'` at the top
+    level. The path of a branch (`'encoder'`) selects all leaves of the branch.
 
     Args:
-        patterns: A pattern or several, whose leaves are labeled True; or a mapping from pattern to
-            label. A value such as `fnopt.MatrixDimensionNumbers` is used unchanged.
-        default: The label of the leaves that no pattern matches. Without a default these leaves are
-            labeled False if the patterns' labels are all True; otherwise they raise an error.
+        patterns: One or several patterns, whose leaves are labeled True, or a mapping from pattern
+            to label. A label such as `fnopt.MatrixDimensionNumbers` is used unchanged.
+        default: The label of the leaves that no pattern matches. Without a default, these leaves
+            are labeled False if the label of every pattern is True; otherwise they raise an error.
 
     Raises:
-        ValueError: In use without a default, if no pattern matches any leaf, or if a pattern that
-            is a name (without `*`, `?` and `[`) matches no leaf.
+        ValueError: From `select` without a default, if no pattern matches, or if a pattern without
+            `*`, `?` and `[` doesn't match.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -277,12 +277,12 @@ class by_pattern(Selector):
     default: Any = static(default=None)
 
     def choose(self, leaves: Leaves) -> list[Any]:
-        """Return the label of the first matching pattern, for every leaf."""
-        other = self.default
-        if other is None and all(label is True for _, label in self.patterns):
-            other = False
+        """Return the label of the first matching pattern for every leaf."""
+        default = self.default
+        if default is None and all(label is True for _, label in self.patterns):
+            default = False
         return [
-            next((label for pattern, label in self.patterns if matches(path, pattern)), other)
+            next((label for pattern, label in self.patterns if matches(path, pattern)), default)
             for path, _ in leaves
         ]
 
@@ -292,26 +292,26 @@ class by_pattern(Selector):
         return any(matches(position, pattern) for position in positions)
 
     def check(self, positions: list[str]) -> None:
-        """Check that names exist and that at least one pattern matches."""
-        lost = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
-        names = [pattern for pattern in lost if not set("*?[") & set(pattern)]
-        if self.default is not None or not (names or len(lost) == len(self.patterns)):
+        """Check that patterns without wildcards match, and that at least one pattern matches."""
+        unmatched = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
+        names = [pattern for pattern in unmatched if not set("*?[") & set(pattern)]
+        if self.default is not None or not (names or len(unmatched) == len(self.patterns)):
             return
         raise ValueError(
-            f"{where()}by_pattern: none of {names_text(names or lost)} matches a leaf of "
-            f"{names_text(positions)}. If this is intended, pass a default, as in "
-            f"fnopt.by_pattern({lost[0]!r}, default=False)."
+            f"{where()}by_pattern: none of {names_text(names or unmatched)} matches a leaf of "
+            f"{names_text(positions)}. If no match is intended, pass a default, as in "
+            f"fnopt.by_pattern({unmatched[0]!r}, default=False)."
         )
 
 
 class Labels(Selector):
-    """A tree of labels by leaf path, made from a plain tree of masks or labels.
+    """Labels of leaves, stored with the leaf paths; `mask` and `labels` arguments become `Labels`.
 
-    Stored paths make `Labels` hashable and independent of containers. Labels in a plain dict match
-    a `FrozenDict`, an nnx `State` or an Equinox module with the same names.
+    The stored paths are hashable and independent of containers. Labels in a plain dict match a
+    `FrozenDict`, an nnx `State` or an Equinox module with the same names.
 
     Args:
-        paths: The paths, spelled as by `leaf_paths`; the path of a branch labels all of its leaves,
+        paths: The paths, as in `leaf_paths`. The path of a branch labels all leaves of the branch,
             and `''` labels all leaves of the tree.
         values: A label for every path.
 
@@ -327,24 +327,24 @@ class Labels(Selector):
 
     def choose(self, leaves: Leaves) -> list[Any]:
         """Return the label of every leaf, or of the nearest branch above the leaf."""
-        known = dict(zip(self.paths, self.values, strict=True))
-        found = [[known[b] for b in _branches(path) if b in known] for path, _ in leaves]
-        return [labels[0] if labels else None for labels in found]
+        values = dict(zip(self.paths, self.values, strict=True))
+        branches = [[b for b in _branches(path) if b in values] for path, _ in leaves]
+        return [values[names[0]] if names else None for names in branches]
 
     def check(self, positions: list[str]) -> None:
         """Raise an error for labels of leaves that aren't in the tree."""
-        here = {branch for position in positions for branch in _branches(position)}
-        # A position may also lie above the label: a whole branch that is None for now.
-        above = set(positions)
-        lost = [p for p in self.paths if p not in here and not above.intersection(_branches(p))]
-        if lost:
+        branches = {branch for position in positions for branch in _branches(position)}
+        # A label may also belong to a leaf of a branch that a wrapper has replaced by None.
+        leaves = set(positions)
+        unmatched = [p for p in self.paths if p not in branches and leaves.isdisjoint(_branches(p))]
+        if unmatched:
             raise ValueError(
-                f"{where()}labels are given for {names_text(lost)}, but the tree has no such "
-                f"leaves; it has {names_text(positions)}."
+                f"{where()}labels are given for {names_text(unmatched)}, but the tree has no such "
+                f"leaves, expected paths of {names_text(positions)}."
             )
 
 
 def _branches(path: str) -> list[str]:
-    """The path and its ancestors, nearest first: `a/b`, `a` and the root."""
+    """List a path and its ancestors, nearest first: `a/b`, `a` and the root."""
     parts = path.split("/") if path else []
     return ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Rows, Transformation, is_rows, is_wide, map_slots
-from fnopt.errors import where
+from fnopt.errors import type_text, where
 from fnopt.numerics import dtype_of, is_inexact
 from fnopt.transforms._accumulate import accumulate, apply_every
 from fnopt.transforms._chain import Wrapper
 
 
 class SparseRowsState(NamedTuple):
-    """The inner state, with whole tables in its slots."""
+    """The inner state, whose slots contain all rows of the tables."""
 
     inner_state: Any
 
@@ -33,10 +33,10 @@ class sparse_rows(Wrapper):
     a step depends on the number of rows, not on the size of the table.
 
     For SGD and AdaGrad the step equals the step for the dense gradient. Methods with averages
-    become their *lazy* forms (lazy Adam, lazy momentum). A row's averages and weight decay don't
-    change in steps without the row, but the step count does. The inner optimizer should be
-    elementwise; clipping by the gradient norm is correct inside too, because the other rows are
-    zero. Leaves without `Rows` are updated as usual.
+    become their *lazy* forms (lazy Adam, lazy momentum): in steps without a row, the averages and
+    the params of the row don't change (no weight decay), but the step count does. The inner
+    optimizer should be elementwise. Clipping by the global norm inside is also correct, because the
+    gradient of all other rows is zero. Leaves without `Rows` are updated as usual.
 
     Put `sparse_rows` around the whole optimizer, because other transforms don't accept `Rows`.
 
@@ -74,13 +74,14 @@ class sparse_rows(Wrapper):
             new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
             new = _restore_rows(nodes, treedef, new, None if is_wide(self) else like)
             return new, SparseRowsState(inner_state)
-        # A row that was looked up twice gets one step, because steps of moments are not additive.
+        # A row that was looked up twice gets one step for the sum of its gradients, because the
+        # steps of adaptive methods aren't additive.
         nodes = [node.summed() if is_rows(node) else node for node in nodes]
         if params is not None:
             for node, p in zip(nodes, treedef.flatten_up_to(params), strict=True):
                 if is_rows(node) and jnp.shape(p) != (node.size, *node.values.shape[1:]):
                     raise ValueError(
-                        f"{where()}the row-sparse gradient is of a table of shape "
+                        f"{where()}the row-sparse gradient belongs to a table of shape "
                         f"{(node.size, *node.values.shape[1:])}, but the parameter has shape "
                         f"{jnp.shape(p)}; expected equal shapes. Differentiate with respect to "
                         "these params."
@@ -92,26 +93,27 @@ class sparse_rows(Wrapper):
             except ValueError:
                 raise ValueError(
                     f"{where()}{what!r} has another structure than the params, expected "
-                    "one array per leaf, because this optimizer can't step rows of a table."
+                    "one array per leaf, so that sparse_rows can select rows. Use an elementwise "
+                    "optimizer."
                 ) from None
             pairs = zip(nodes, parts, strict=True)
             return treedef.unflatten([_take_rows(what, *pair) for pair in pairs])
 
-        small = treedef.unflatten([n.values if is_rows(n) else n for n in nodes])
-        near = None if params is None else take_rows("params", params)
+        row_grads = treedef.unflatten([n.values if is_rows(n) else n for n in nodes])
+        row_params = None if params is None else take_rows("params", params)
         inner_state = map_slots(take_rows, state.inner_state)
-        new, inner_state = self.inner.update(small, inner_state, near, **extra_args)
-        old: dict[str, Any] = {}
-        map_slots(old.setdefault, state.inner_state)
+        new, inner_state = self.inner.update(row_grads, inner_state, row_params, **extra_args)
+        old_slots: dict[str, Any] = {}
+        map_slots(old_slots.setdefault, state.inner_state)
 
-        def put_back(path: str, slot: Any) -> Any:
-            columns = treedef.flatten_up_to(slot), treedef.flatten_up_to(old[path])
+        def write_rows(path: str, slot: Any) -> Any:
+            columns = treedef.flatten_up_to(slot), treedef.flatten_up_to(old_slots[path])
             return treedef.unflatten(
-                node.into(whole, part) if is_rows(node) and part is not None else part
-                for node, part, whole in zip(nodes, *columns, strict=True)
+                node.into(table, rows) if is_rows(node) and rows is not None else rows
+                for node, rows, table in zip(nodes, *columns, strict=True)
             )
 
-        inner_state = map_slots(put_back, inner_state)
+        inner_state = map_slots(write_rows, inner_state)
         new = _restore_rows(nodes, treedef, new, None if is_wide(self) else like)
         return new, SparseRowsState(inner_state)
 
@@ -119,9 +121,9 @@ class sparse_rows(Wrapper):
 def _check_members(tx: Transformation) -> None:
     if isinstance(tx, (accumulate, apply_every)):
         raise ValueError(
-            f"{where()}sparse_rows: {type(tx).__name__} inside adds up the gradients of "
-            "several steps, which have different rows. Sum the losses of the batches "
-            "instead."
+            f"{where()}sparse_rows: {type(tx).__name__} inside sums gradients of several steps, "
+            "expected a step for every gradient, because the gradients have different rows. Sum "
+            "the losses of the batches instead."
         )
     for member in tx.members():
         _check_members(member.tx)
@@ -132,21 +134,21 @@ def _take_rows(what: str, node: Any, part: Any) -> Any:
         return part
     if getattr(part, "shape", ())[:1] != (node.size,):
         raise ValueError(
-            f"{where()}{what!r} does not have the {node.size} rows of the table, because this "
-            "optimizer does not treat rows by themselves, or stores them in another form "
-            "(quantized_state)."
+            f"{where()}{what!r} is {type_text(part)}, expected the {node.size} rows of the table "
+            "as its first axis. Use an elementwise optimizer, without quantized_state."
         )
     return node.of(part)
 
 
 def _restore_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:
-    """Put updated rows back into the tree; other leaves are cast to the dtypes of `like`."""
-    parts = treedef.flatten_up_to(new)
-    stored = parts if like is None else treedef.flatten_up_to(like)
+    """Wrap the updates of rows in `Rows`, and cast other updates to the dtypes of `like`."""
+    new_leaves = treedef.flatten_up_to(new)
+    like_leaves = new_leaves if like is None else treedef.flatten_up_to(like)
 
     def wrap_leaf(node: Any, u: Any, p: Any) -> Any:
         if is_rows(node):
             return Rows(node.indices, u, node.size, True)
         return u.astype(dtype_of(p)) if is_inexact(u) and is_inexact(p) else u
 
-    return treedef.unflatten([wrap_leaf(*row) for row in zip(nodes, parts, stored, strict=True)])
+    triples = zip(nodes, new_leaves, like_leaves, strict=True)
+    return treedef.unflatten([wrap_leaf(*triple) for triple in triples])

@@ -1,4 +1,4 @@
-"""Storage of slots: in other dtypes, in codes, and in host memory."""
+"""Storage of slots in other dtypes, as codes, and in host memory."""
 
 from __future__ import annotations
 
@@ -25,46 +25,47 @@ from fnopt.transforms._chain import Wrapper
 from fnopt.transforms._gradient_noise import key_words, step_key
 
 
-def pattern_items(given: Any) -> tuple[tuple[str, Any], ...]:
-    """Convert a mapping from names of slots to a hashable field."""
-    if not isinstance(given, (Mapping, tuple)):
+def pattern_items(slots: Any) -> tuple[tuple[str, Any], ...]:
+    """Convert a mapping from names of slots to hashable pairs."""
+    if not isinstance(slots, (Mapping, tuple)):
         raise TypeError(
-            f"{where()}slots = {given!r}, expected a dict from the name of a slot to its form, as "
-            "in {'mu': ...}."
+            f"{where()}slots = {slots!r}, expected a dict from the name of a slot to the slot's "
+            "form, such as {'mu': ...}."
         )
-    return tuple((str(name), value) for name, value in dict(given).items())
+    return tuple((str(name), value) for name, value in dict(slots).items())
 
 
 def is_coded(x: Any) -> bool:
-    """Whether a node of a slot consists of codes with their scales."""
+    """Whether a node of a slot is a pair of codes and scales."""
     dtypes = jnp.uint8, jnp.int4
     return isinstance(x, tuple) and len(x) == 2 and getattr(x[0], "dtype", None) in dtypes
 
 
-def _fits(pattern: str, path: str) -> bool:
+def _matches_slot(pattern: str, path: str) -> bool:
     return pattern == path.rpartition("/")[2] or matches(path, pattern)
 
 
 class StoredSlots(Wrapper):
     """Base class of wrappers that store some slots of the inner state in another form.
 
-    Slots are chosen by name, by path if names are ambiguous (`'1/trace'`), or by a glob; the first
-    matching entry of `slots` determines the form.
+    `slots` maps the name of a slot, its path (`'1/trace'`, for ambiguous names) or a glob to a
+    form. The first matching entry determines the form.
     """
 
     slots: Any
 
     def _map(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
-        """The inner state with `fn(form, leaf)` in place of the leaves of the chosen slots."""
+        """Replace the leaves of the selected slots by `fn(form, leaf)`."""
         return self._map_slots(
             lambda form, tree: jax.tree.map(lambda x: fn(form, x), tree, is_leaf=is_coded), state
         )
 
     def _map_slots(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
-        """The inner state with `fn(form, slot)` in place of the chosen slots."""
+        """Replace the selected slots by `fn(form, slot)`."""
 
         def map_slot(path: str, tree: Any) -> Any:
-            form = next((form for pattern, form in self.slots if _fits(pattern, path)), None)
+            forms = (form for pattern, form in self.slots if _matches_slot(pattern, path))
+            form = next(forms, None)
             return tree if form is None else fn(form, tree)
 
         return map_slots(map_slot, state)
@@ -73,27 +74,28 @@ class StoredSlots(Wrapper):
         slots: dict[str, Any] = {}
         map_slots(slots.setdefault, state)
         for pattern, _ in self.slots:
-            chosen = [path for path in slots if _fits(pattern, path)]
-            if slots and not chosen:
+            paths = [path for path in slots if _matches_slot(pattern, path)]
+            if slots and not paths:
                 raise ValueError(
-                    f"{where()}no slot is named {pattern!r}; the slots of this optimizer are "
+                    f"{where()}no slot is named {pattern!r}, expected one of the slots "
                     f"{names_text([*slots])}."
                 )
             coded = [
                 path
-                for path in chosen
+                for path in paths
                 if any(map(is_coded, jax.tree.leaves(slots[path], is_leaf=is_coded)))
             ]
             if coded:
                 name = type(self).__name__
                 raise ValueError(
-                    f"{where()}{pattern!r} chooses the slot {coded[0]!r}, which a quantized_state "
-                    f"inside keeps in codes. Name other slots, or put {name} inside of that one."
+                    f"{where()}{pattern!r} selects the slot {coded[0]!r}, which consists of the "
+                    "codes of a quantized_state inside; expected a slot of arrays. Name other "
+                    f"slots, or put {name} inside the quantized_state."
                 )
 
 
 class PrecisionPolicyState(NamedTuple):
-    """The number of updates made, and the inner state with slots in their storage dtypes."""
+    """Number of previous updates, and the inner state with slots in their storage dtypes."""
 
     count: jax.Array | None
     inner_state: Any
@@ -106,24 +108,25 @@ class precision_policy(StoredSlots):
               s'_{\mathrm{stored}} = \mathrm{round}(s')
 
     `precision_policy` can wrap any optimizer: `precision_policy(adamw(1e-3), {"mu": "bfloat16"})`,
-    or `{"*": "bfloat16"}` for all slots. The step itself is computed in at least float32; a slot is
-    rounded once, when it is stored.
+    or `{"*": "bfloat16"}` for all slots. The step is computed in at least float32, and a slot is
+    rounded once per step, when it is stored.
 
     Don't use rounding to nearest for a slow average: with `b2=0.999` a mean square in bfloat16
     never decays. With a `key`, slots of 16 bits and less are rounded stochastically, without bias,
     at the cost of random numbers.
 
-    Numbers above the range of a dtype are stored as its largest number, and tiny numbers as zero.
-    Adam's steps become up to :math:`1 / \sqrt{1 - b_2}` times too large where a mean square is
-    rounded to zero: below 3e-8 in float16, below 1e-3 in float8_e4m3fn. `quantized_state` has one
-    scale for each block instead.
+    Numbers above the range of a dtype are stored as the largest number of the dtype, and tiny
+    numbers as zero. If a mean square is rounded to zero (below 3e-8 in float16, below 1e-3 in
+    float8_e4m3fn), Adam's steps become up to :math:`1 / \sqrt{1 - b_2}` times too large.
+    `quantized_state` avoids this problem by a scale per block.
 
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to a dtype.
             For a complex dtype, the dtype of its parts is used.
         compute_dtype: The dtype to which gradients, params and slots are cast before the step,
-            float32 or wider. None uses their widest dtype, at least float32.
+            float32 or wider. With None, narrow slots are cast to float32, and gradients and params
+            aren't cast.
         key: An integer or a key of `jax.random`, which enables stochastic rounding of slots.
 
     Raises:
@@ -142,7 +145,7 @@ class precision_policy(StoredSlots):
 
     slots: Any = static(
         default=(),
-        convert=lambda given: tuple((k, real_dtype(as_dtype(x))) for k, x in pattern_items(given)),
+        convert=lambda slots: tuple((k, real_dtype(as_dtype(x))) for k, x in pattern_items(slots)),
     )
     compute_dtype: Any = static(default=None, convert=as_dtype)
     key: Any = static(default=None, convert=lambda key: None if key is None else key_words(key))
@@ -154,7 +157,8 @@ class precision_policy(StoredSlots):
         ):
             raise ValueError(
                 f"{where()}precision_policy: compute_dtype = {self.compute_dtype}, expected "
-                "float32 or wider: narrower dtypes lose averages and epsilons."
+                "float32 or wider, because slow averages and small epsilons vanish in narrower "
+                "dtypes."
             )
 
     @property
@@ -181,25 +185,26 @@ class precision_policy(StoredSlots):
         return new, PrecisionPolicyState(next_count(count), stored)
 
     def _store(self, state: Any, key: Any) -> Any:
-        wanted: list[tuple[jax.Array, Any]] = []  # arrays to round stochastically, and their dtypes
+        pairs: list[tuple[jax.Array, Any]] = []  # arrays to round stochastically, and their dtypes
 
         def is_random(dtype: Any, x: Any) -> bool:
             return key is not None and is_narrow(dtype) and not jnp.iscomplexobj(x)
 
         def collect(dtype: Any, x: Any) -> Any:
             if is_random(dtype, x):
-                wanted.append((x.astype(jnp.float32), dtype))
+                pairs.append((x.astype(jnp.float32), dtype))
             return x
 
-        # Two passes: all leaves are rounded in one call, of which each leaf takes its part.
+        # The first pass collects leaves, because one call rounds all leaves with shared random
+        # draws. The second pass replaces the leaves in the same order.
         self._map(collect, state)
-        rounded = iter(stochastic_round_leaves([x for x, _ in wanted], [d for _, d in wanted], key))
+        results = iter(stochastic_round_leaves([x for x, _ in pairs], [d for _, d in pairs], key))
 
         def store_leaf(dtype: Any, x: Any) -> jax.Array:
-            # Complex arrays keep their kind, in the same width if it exists.
+            # Complex leaves stay complex. The narrowest complex dtype is complex64.
             if jnp.iscomplexobj(x):
                 return x.astype(jnp.complex128 if dtype == jnp.float64 else jnp.complex64)
-            return saturating_cast(next(rounded) if is_random(dtype, x) else x, dtype)
+            return saturating_cast(next(results) if is_random(dtype, x) else x, dtype)
 
         return self._map(store_leaf, state)
 
@@ -212,29 +217,29 @@ class precision_policy(StoredSlots):
         x = jnp.asarray(x)
         dtype = self.compute_dtype or compute_dtype(x.dtype)
         if jnp.iscomplexobj(x) and dtype.kind != "c":
-            # A real compute dtype sets the width of complex arrays only.
+            # With a real compute dtype, complex arrays are cast to its complex counterpart.
             dtype = compute_dtype(dtype, jnp.complex64)
         return x.astype(dtype)
 
 
 class offloaded(Wrapper):
-    r"""Keep the state of an optimizer in host memory.
+    r"""Store the state of an optimizer in host memory.
 
     `init` moves the arrays of the state to host memory, with their shardings. Inside the jitted
     step each array is copied to the device, updated and copied back. Between steps, the state takes
-    no device memory. On an H200, XLA fetched the whole state before computing, so the peak memory
-    of a step was the same as for a state on the device; :func:`fnopt.layered_step` fetches one
-    layer at a time. Scalars (step counts) stay on the device. The updates are bitwise equal to the
-    updates of the inner optimizer.
+    no device memory. On an H200, XLA fetched the whole state before the computation, so the peak
+    memory of a step was the same as for a state on the device. :func:`fnopt.layered_step` fetches
+    one layer at a time. Scalars (step counts) stay on the device. The updates are bitwise equal to
+    the updates of the inner optimizer.
 
-    The state has the structure of the inner optimizer's state. On a CPU the same program runs; host
-    and device memory are identical on a CPU. Put other wrappers, such as `quantized_state` and
-    `apply_if_finite`, inside `offloaded`: outside they would compute with arrays of the state,
-    which JAX requires on the device.
+    The state has the structure of the inner optimizer's state. On a CPU the same program runs, and
+    host and device memory are identical. Put other wrappers, such as `quantized_state` and
+    `apply_if_finite`, inside `offloaded`. Outside, they would compute with the arrays in host
+    memory, which JAX doesn't allow.
 
     Donate params and state together, and return them in the order of the arguments. JAX 0.10
-    assigns donated buffers to outputs by shape and dtype, not by memory. With another order, or
-    with only the state donated, the process aborts ("memory kind does not match").
+    assigns donated buffers to outputs by shape and dtype, not by memory kind. With another order,
+    or with only the state donated, the process aborts ("memory kind does not match").
 
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
@@ -268,19 +273,20 @@ class offloaded(Wrapper):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Return the inner update, computed with the state on the device."""
+        """Copy the state to the device, take the inner step, and copy the state to the host."""
         new, state = self.inner.update(updates, on_device(state), params, **extra_args)
         return new, self._move(state)
 
     def _move(self, state: Any) -> Any:
-        """Return the state with its arrays in the other memory."""
-        # With several processes the first of all devices may belong to another one.
+        """Move the arrays of a state to the memory of kind `memory_kind`."""
+        # Not `jax.devices()[0]`, which belongs to another process in a multi-process program.
         device = jax.local_devices()[0]
         kinds = [memory.kind for memory in device.addressable_memories()]
         if self.memory_kind not in kinds:
             raise ValueError(
                 f"{where()}memory_kind = {self.memory_kind!r}, but the backend "
-                f"{device.platform!r} has the kinds {names_text(kinds)}: choose one of these."
+                f"{device.platform!r} has the kinds {names_text(kinds)}, expected one of these "
+                "kinds."
             )
         if self.memory_kind == device.default_memory().kind:
             return state
@@ -293,18 +299,20 @@ def on_device(tree: Any) -> Any:
 
 
 def _move_array(x: Any, kind: str | None) -> Any:
-    """Move an array to a kind of memory (None: device memory), with its sharding."""
+    """Move an array to memory of a kind (None for device memory); the sharding doesn't change."""
     if not isinstance(x, Tracer):
-        x = jnp.asarray(x)  # checkpoints may be restored as NumPy arrays
-        own = next(iter(x.sharding.device_set)).default_memory().kind
-        sharding = x.sharding.with_memory_kind(kind or own)
+        x = jnp.asarray(x)  # restored checkpoints may contain NumPy arrays
+        device_kind = next(iter(x.sharding.device_set)).default_memory().kind
+        sharding = x.sharding.with_memory_kind(kind or device_kind)
         return x if x.sharding == sharding else jax.device_put(x, sharding)
+    # `jax.memory.Space` doesn't exist in older releases of JAX.
     space = getattr(getattr(jax, "memory", None), "Space", None)
     if kind is None and (space is None or jax.typeof(x).memory_space == space.Device):
         return x
     if space is None or kind not in (None, "pinned_host"):
         raise ValueError(
-            f"{where()}memory_kind = {kind!r}: inside jax.jit JAX {jax.__version__} copies to "
+            f"{where()}memory_kind = {kind!r}, expected another kind, because inside jax.jit JAX "
+            f"{jax.__version__} copies to "
             f"{'no other memory' if space is None else repr('pinned_host') + ' only'}."
         )
     return jax.device_put(x, space.Host if kind else space.Device)

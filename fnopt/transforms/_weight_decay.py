@@ -1,4 +1,4 @@
-"""Decoupled weight decay, and cautious steps and decay, which match the gradient's sign."""
+"""Decoupled weight decay, and cautious steps and decay, which depend on the gradient's sign."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.transforms._select import as_mask, select_mask
 
 
 class AddDecayedWeightsState(NamedTuple):
-    """The number of updates made; None for a constant decay."""
+    """Number of previous updates; None for a constant decay."""
 
     count: jax.Array | None
 
@@ -24,14 +24,14 @@ class add_decayed_weights(Leafwise):
     r"""Add a multiple of the parameters to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
 
     Between a direction and `scale_by_learning_rate`, `add_decayed_weights` is decoupled weight
-    decay; before a direction, it adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta
-    \rVert^2`.
+    decay. Before a direction, `add_decayed_weights` adds the gradient of :math:`\frac{\lambda}{2}
+    \lVert \theta \rVert^2`.
 
     Args:
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        mask: The leaves to decay: a tree of bools (or a prefix of the params), a pattern on the
-            leaf path such as `'*/kernel'`, `fnopt.by_path` or `fnopt.by_pattern`. None decays all
-            leaves.
+        mask: The leaves to decay: a tree of bools (or a prefix tree), a pattern on the leaf path
+            such as `'*/kernel'`, `fnopt.by_path` or `fnopt.by_pattern`. With None, all leaves
+            decay.
 
     Raises:
         ValueError: From `init`, if the mask doesn't match the params.
@@ -42,7 +42,7 @@ class add_decayed_weights(Leafwise):
         >>> tx.update({"w": jnp.ones(2)}, tx.init(params), params)[0]
         {'w': Array([3., 3.], dtype=float32)}
 
-        Biases can be left out by a pattern:
+        A pattern excludes biases:
 
         >>> tx = fnopt.add_decayed_weights(0.5, mask="*/kernel")
         >>> params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
@@ -63,11 +63,11 @@ class add_decayed_weights(Leafwise):
     def init(self, params: Any) -> AddDecayedWeightsState:
         """Return a zero count, if a schedule needs it."""
         if self.mask is not None:
-            select_mask(self.mask, params)  # raises if the mask doesn't fit the params
+            select_mask(self.mask, params)  # raises an error if the mask doesn't match the params
         return super().init(params)
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
-        # XLA can't drop 0 * p, which may be NaN, so a zero decay would still read the params.
+        # XLA can't remove 0 * p, which may be NaN, so a zero decay would still read the params.
         return g if is_static_zero(h.weight_decay) else g + h.weight_decay * p
 
     def update(
@@ -76,27 +76,27 @@ class add_decayed_weights(Leafwise):
         """Add the decay to the updates."""
         if self.mask is None:
             return self._step(updates, state, params)
-        chosen = select_mask(self.mask, params)
-        decayed, state = self._step(
-            keep_selected(chosen, updates), state, keep_selected(chosen, params)
+        mask = select_mask(self.mask, params)
+        new_updates, state = self._step(
+            keep_selected(mask, updates), state, keep_selected(mask, params)
         )
-        merge = lambda g, new: g if new is None else new  # noqa: E731
-        return jax.tree.map(merge, updates, decayed, is_leaf=is_none), state
+        merge = lambda g, u: g if u is None else u  # noqa: E731
+        return jax.tree.map(merge, updates, new_updates, is_leaf=is_none), state
 
 
 class independent_weight_decay(add_decayed_weights):
-    r"""Weight decay that does not depend on the learning rate.
+    r"""Decay weights by a fraction that does not depend on the learning rate.
 
     .. math:: u_t = g_t - \lambda_t\, \theta_t
 
-    Put `independent_weight_decay` after a whole optimizer, whose updates include the sign and the
-    learning rate: `chain(adam(rate), independent_weight_decay(1e-4))`. Then the best decay doesn't
-    depend on the learning rate. If the learning rate follows a schedule, use a schedule of the same
-    shape for the decay. Otherwise weights still decay when the learning rate is zero.
+    Put `independent_weight_decay` after a whole optimizer, whose updates include the minus sign and
+    the learning rate: `chain(adam(rate), independent_weight_decay(1e-4))`. Then the best decay
+    doesn't depend on the learning rate. If the learning rate follows a schedule, use a schedule of
+    the same shape for the decay. Otherwise weights still decay when the learning rate is zero.
 
     Args:
-        weight_decay: :math:`\lambda`, the fraction that a step removes; a number or a `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        weight_decay: :math:`\lambda`, the fraction that a step removes, a number or a `Schedule`.
+        mask: The leaves to decay; see `add_decayed_weights`.
 
     Raises:
         ValueError: From `init`, if the mask doesn't match the params.
@@ -119,7 +119,7 @@ class independent_weight_decay(add_decayed_weights):
 
 
 class cautious_weight_decay(add_decayed_weights):
-    r"""Decoupled weight decay only for elements whose magnitude the update decreases.
+    r"""Decay only the weights whose magnitude the update decreases.
 
     .. math:: u_t = g_t + \lambda_t\, [\,g_t\, \theta_t \ge 0\,]\, \theta_t
 
@@ -129,7 +129,7 @@ class cautious_weight_decay(add_decayed_weights):
 
     Args:
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`.
 
     Raises:
         ValueError: From `init`, if the mask doesn't match the params.
@@ -145,13 +145,13 @@ class cautious_weight_decay(add_decayed_weights):
     """
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
-        # Signs first, because the product of small numbers underflows.
-        same = (jnp.sign(g) * jnp.conj(jnp.sign(p))).real >= 0
-        return g + h.weight_decay * jnp.where(same, p, jnp.zeros_like(p))
+        # The product of signs, because the product of small numbers underflows.
+        decays = (jnp.sign(g) * jnp.conj(jnp.sign(p))).real >= 0
+        return g + h.weight_decay * jnp.where(decays, p, jnp.zeros_like(p))
 
 
 class DecayToAnchorState(NamedTuple):
-    """The number of updates made (None for a constant strength), and the params of `init`."""
+    """Number of previous updates (None for a constant strength), and the initial params."""
 
     count: jax.Array | None
     anchor: Slot
@@ -165,8 +165,8 @@ class decay_to_anchor(Leafwise):
     In fine-tuning, weights decay towards the pretrained values. Before an optimizer,
     `decay_to_anchor` adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta_0
     \rVert^2`, as in the paper; between a direction and `scale_by_learning_rate`, the regularization
-    is decoupled. New layers need plain decay: `chain(masked(decay_to_anchor(a), 'body/*'),
-    add_decayed_weights(b, 'head/*'), ...)`.
+    is decoupled. New layers have no pretrained values and decay to zero: `chain(masked(
+    decay_to_anchor(a), 'body/*'), add_decayed_weights(b, 'head/*'), ...)`.
 
     Args:
         strength: :math:`\lambda`, a number or a `Schedule`.
@@ -204,16 +204,15 @@ class cautious(Wrapper):
 
     .. math:: m = [\,u\, g < 0\,], \qquad u' = \frac{m\, u}{\max(\bar m, \epsilon)}
 
-    with the mean :math:`\bar m` over a leaf. Momentum may increase the loss of the current batch;
-    such elements of the step are set to zero. Put `cautious` around the whole optimizer, because
-    `cautious` compares the updates with the incoming gradients. Decoupled weight decay inside
-    `cautious` is also masked. For unmasked decay, put the decay after `cautious`,
-    `chain(cautious(adam(rate)), independent_weight_decay(rate
-    * decay))`.
+    where :math:`\bar m` is the mean of the mask over a leaf. With momentum, some elements of a step
+    may increase the loss of the current batch; these elements are set to zero. Put `cautious`
+    around the whole optimizer, because `cautious` compares the updates with the incoming gradients.
+    Decoupled weight decay inside `cautious` is also masked. For unmasked decay, put the decay after
+    `cautious`: `chain(cautious(adam(rate)), independent_weight_decay(rate * decay))`.
 
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
-        eps: :math:`\epsilon`, the lower bound of the kept fraction in the rescaling.
+        eps: :math:`\epsilon`, the lower bound of :math:`\bar m` in the rescaling.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -230,7 +229,7 @@ class cautious(Wrapper):
 
     State = CautiousState
 
-    # The smallest fraction in the code of Liang et al. (2024): no step grows a thousandfold.
+    # The bound in the code of Liang et al. (2024): steps grow by a factor of 1,000 at most.
     eps: Scalar = hyper(default=1e-3, gt=0, le=1)
 
     def update(
@@ -240,10 +239,10 @@ class cautious(Wrapper):
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def mask_leaf(u: Any, gradient: Any) -> Any:
-            # Signs have modulus 1, so that their products neither underflow nor overflow.
-            agrees = (jnp.sign(u) * jnp.conj(jnp.sign(gradient))).real < 0
-            share = agrees.sum(dtype=u.real.dtype) / max(agrees.size, 1)
-            share = jnp.maximum(share, jnp.asarray(self.eps).astype(share.dtype))
-            return jnp.where(agrees, u, jnp.zeros_like(u)) / share.astype(u.dtype)
+            # The product of signs can't underflow or overflow.
+            descends = (jnp.sign(u) * jnp.conj(jnp.sign(gradient))).real < 0
+            fraction = descends.sum(dtype=u.real.dtype) / max(descends.size, 1)
+            fraction = jnp.maximum(fraction, jnp.asarray(self.eps).astype(fraction.dtype))
+            return jnp.where(descends, u, jnp.zeros_like(u)) / fraction.astype(u.dtype)
 
         return map_leaves(mask_leaf, new, gradient=updates), CautiousState(inner_state)

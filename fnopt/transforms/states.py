@@ -1,4 +1,4 @@
-"""The states of the transforms, one NamedTuple per transform."""
+"""State classes of the transforms, one NamedTuple per transform."""
 
 from __future__ import annotations
 

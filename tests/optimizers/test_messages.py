@@ -42,7 +42,7 @@ WRONG = {
     # masks and labels
     "mask": (
         lambda: fnopt.adamw(0.1, mask=lambda p: p),
-        r"adamw: add_decayed_weights: mask = .*<lambda> is a function: write .* mask=fn\(params\)",
+        r"adamw: add_decayed_weights: mask = .*<lambda> is a function, .* mask=fn\(params\)",
     ),
     "floats": (lambda: fnopt.adamw(0.1, mask=PARAMS), r"leaf 'bias' is float32\[2\], expected a b"),
     "pattern": (

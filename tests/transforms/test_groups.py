@@ -46,7 +46,7 @@ def test_mistakes_are_named():
         fnopt.param_groups(fnopt.adam, {"head/*": 1e-4}, 0.1)
     with pytest.raises(TypeError, match="expected a dict whose keys are patterns"):
         fnopt.scale_by_group([("head/*", 0.1)])
-    with pytest.raises(ValueError, match="all different"):
+    with pytest.raises(ValueError, match="expected a list of different patterns"):
         fnopt.layer_decay(0.5, ["a", "a"])
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="expected a number > 0"):
         fnopt.layer_decay(0.0, ["a", "b"])

@@ -186,9 +186,17 @@ def test_traced_leaves_can_be_labelled():
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: as_mask(is_matrix), TypeError, r"mask = is_matrix is a function: .*by_path\(fn\)"),
-        (lambda: as_labels(is_matrix), TypeError, r"labels = is_matrix is a function: write"),
-        (lambda: fnopt.select(is_matrix, PARAMS), TypeError, "is_matrix is a function: write"),
+        (lambda: as_mask(is_matrix), TypeError, r"mask = is_matrix is a function, .*by_path\(fn\)"),
+        (
+            lambda: as_labels(is_matrix),
+            TypeError,
+            r"labels = is_matrix is a function, expected a tree",
+        ),
+        (
+            lambda: fnopt.select(is_matrix, PARAMS),
+            TypeError,
+            "is_matrix is a function, expected a tree",
+        ),
         (lambda: as_labels("*/bias"), TypeError, r"labels = '\*/bias' looks like a pattern"),
         (lambda: as_mask({"a": 1.5}), TypeError, "mask: leaf 'a' is 1.5, a float, expected a bool"),
         (lambda: as_mask({"a": "b"}), TypeError, "mask: leaf 'a' has the label 'b', expected True"),
@@ -228,7 +236,7 @@ def test_traced_leaves_can_be_labelled():
         (
             lambda: fnopt.select({"dens": True, "norm": True, "bias": True}, PARAMS),
             ValueError,
-            r"labels are given for \['dens'\], but the tree has no such leaves; it has .'bias'",
+            r"labels are given for \['dens'\], but the tree has no such leaves, expected paths of .'bias'",
         ),
         (
             lambda: fnopt.select(fnopt.by_pattern("*/bais"), PARAMS),
@@ -243,7 +251,7 @@ def test_traced_leaves_can_be_labelled():
         (
             lambda: jax.jit(lambda t: fnopt.select(fnopt.by_path(lambda p, x: x > 0), t))(PARAMS),
             TypeError,
-            "the label of leaf 'bias' is a traced bool.*decided from the path, shape and dtype",
+            "the label of leaf 'bias' is a traced bool.*Compute labels from the path, shape and dtype",
         ),
         (
             lambda: fnopt.by_path(lambda path: True),

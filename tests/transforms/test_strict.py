@@ -99,5 +99,7 @@ def test_every_extra_argument_of_the_library_is_in_the_vocabulary():
 def test_minimize_says_what_it_can_not_give():
     curvature = fnopt.gauss_newton_bartlett_estimator_diag_hessian()
     tx = fnopt.sophia(0.1, hessian_diagonal_fn=curvature)
-    with pytest.raises(TypeError, match=r"needs the extra arguments \['logits_fn'\], expected only"):
+    with pytest.raises(
+        TypeError, match=r"needs the extra arguments \['logits_fn'\], expected only"
+    ):
         fnopt.minimize(lambda x: jnp.sum(x**2), jnp.ones(2), method=tx)

@@ -12,7 +12,7 @@ from fnopt.core import Transformation, apply_updates
 from fnopt.sharding import cond
 from fnopt.solvers.minimize._method import Direction, MinimizeMethod
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
-from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
+from fnopt.transforms import Chain, find_values_and_grads, scale_by_zoom_linesearch
 
 EXTRA_ARGS = frozenset({"value", "grad", "value_fn", "obj_fn"})
 """The extra arguments that an optimizer receives from `minimize`."""
@@ -96,7 +96,7 @@ class optimizer_steps(MinimizeMethod):
         """Reuse the last evaluation of the optimizer's line search, or evaluate the function."""
         if not self._ends_with_search:
             return problem.evaluate(x)
-        ((value, slope),) = find_kept(memory.state)
+        ((value, slope),) = find_values_and_grads(memory.state)
         stored = Evaluation(x, value.astype(x.dtype), problem.flatten(slope))
         return cond(jnp.isfinite(value), lambda: stored, lambda: problem.evaluate(x))
 
@@ -109,6 +109,8 @@ class optimizer_steps(MinimizeMethod):
         """Return the number of evaluations by line searches and by `evaluate`."""
         evaluated = jnp.ones((), jnp.int32)
         if self._ends_with_search:
-            evaluated = jnp.where(jnp.isfinite(find_kept(memory.state)[0][0]), 0, evaluated)
+            evaluated = jnp.where(
+                jnp.isfinite(find_values_and_grads(memory.state)[0][0]), 0, evaluated
+            )
         counts = tree.get_all_with_path(memory.state, "num_linesearch_steps")
         return sum((jnp.asarray(count, jnp.int32) for _, count in counts), start=evaluated)

@@ -143,7 +143,7 @@ def _repeated(step: Callable[..., Any], twice: bool) -> Callable[..., Any]:
     """Step in which `quantized_state` computes its slots twice if `twice`, otherwise once."""
 
     def repeated(*args: Any) -> Any:
-        with mock.patch.object(_quantized_state, "_is_computed_twice", return_value=twice):
+        with mock.patch.object(_quantized_state, "_recomputes_step", return_value=twice):
             return step(*args)
 
     return repeated

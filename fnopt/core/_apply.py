@@ -135,8 +135,10 @@ def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
         for tree in (updates, params)
     )
     paths_text = differences(update_names, param_names, "updates", "params")
-    same = f"params are {treedef}, updates are {jax.tree.structure(updates, is_leaf=_is_leaf)}"
-    return f"{paths_text or same}, expected the same tree. {_HINT}"
+    treedefs_text = (
+        f"params are {treedef}, updates are {jax.tree.structure(updates, is_leaf=_is_leaf)}"
+    )
+    return f"{paths_text or treedefs_text}, expected the same tree. {_HINT}"
 
 
 def is_pair_with(x: Any, i: int, treedef: Any) -> bool:

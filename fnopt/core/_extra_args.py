@@ -124,16 +124,18 @@ def translate_extra_args(
     converts inner params to the tree that the user's functions of the params accept. Therefore a
     line search or a curvature estimate also works under a mask, with the other leaves as constants.
     """
-    new = dict(extra_args)
+    new_args = dict(extra_args)
     for name in _FUNCTIONS:
-        if callable(new.get(name)):
-            new[name] = _compose(new[name], outward)
-    if callable(new.get("grad_fn")):
-        grad_fn = _compose(new["grad_fn"], outward)
-        new["grad_fn"] = functools.wraps(grad_fn)(lambda *args, **kw: inward(grad_fn(*args, **kw)))
-    if new.get("grad") is not None:
-        new["grad"] = inward(new["grad"])
-    return new
+        if callable(new_args.get(name)):
+            new_args[name] = _compose(new_args[name], outward)
+    if callable(new_args.get("grad_fn")):
+        grad_fn = _compose(new_args["grad_fn"], outward)
+        new_args["grad_fn"] = functools.wraps(grad_fn)(
+            lambda *args, **kw: inward(grad_fn(*args, **kw))
+        )
+    if new_args.get("grad") is not None:
+        new_args["grad"] = inward(new_args["grad"])
+    return new_args
 
 
 def _compose(fn: Callable[..., Any], outward: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -199,9 +199,9 @@ def _counts(tx: Transformation, state: Any) -> Iterator[Any]:
 
 
 def _own_hyperparams(tx: Transformation, state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
-    now = tx.at(_own_count(state))
+    tx_now = tx.at(_own_count(state))
     for name in tx._leaf_names:
-        value = getattr(now, name)
+        value = getattr(tx_now, name)
         if isinstance(value, (float, jax.Array)):
             yield (*path, name), jnp.asarray(value, getattr(value, "dtype", default_float()))
 
@@ -238,10 +238,12 @@ def map_slots(fn: Callable[[str, Any], Any], state: Any, path: tuple[str, ...] =
     elif not isinstance(state, (tuple, dict)):
         return state
     items = parts.items() if isinstance(parts, dict) else enumerate(parts)
-    new = {}
+    new_parts = {}
     for name, part in items:
         here = (*path, str(name))
-        new[name] = fn("/".join(here), part) if name in slot_fields else map_slots(fn, part, here)
+        new_parts[name] = (
+            fn("/".join(here), part) if name in slot_fields else map_slots(fn, part, here)
+        )
     if hasattr(state, "_fields"):
-        return type(state)(**new)
-    return new if isinstance(state, dict) else type(state)(new.values())
+        return type(state)(**new_parts)
+    return new_parts if isinstance(state, dict) else type(state)(new_parts.values())

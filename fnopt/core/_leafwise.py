@@ -234,8 +234,8 @@ class _Numbers:
 def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
     """Hyper-parameters and scalars of a step in one dtype, and the step number."""
     t = next_count(count)
-    now = tx.at(count)
-    values = {name: getattr(now, name) for name in tx._leaf_names}
+    tx_now = tx.at(count)
+    values = {name: getattr(tx_now, name) for name in tx._leaf_names}
     numbers = {k: _number(v, dtype) for k, v in values.items() if v is not None}
     # Concrete hyper-parameters are NumPy scalars, which would warn of a division by zero.
     with np.errstate(all="ignore"):
@@ -310,15 +310,15 @@ def _leaf_formula(
         # All operands have the same precision, so standard promotion only mixes real and complex.
         with jax.numpy_dtype_promotion("standard"):
             out = tx.leaf(LeafNumbers(**dict.fromkeys(cls._leaf_names) | h), *args)
-        old = row[len(row) - len(slots) :]
-        out = returned_by_leaf(cls.__name__, out, slots, args[0], old)
-        new = jax.tree.map(lambda x, was: saturating_cast(x, was.dtype), out[1:], old)
+        old_slots = row[len(row) - len(slots) :]
+        out = returned_by_leaf(cls.__name__, out, slots, args[0], old_slots)
+        new_slots = jax.tree.map(lambda x, y: saturating_cast(x, y.dtype), out[1:], old_slots)
         update = lax.convert_element_type(out[0], dtype)
         if zero_or_nan is not None:
             update = zero_slope_at_zero(update)
             if not carrier:
                 update = lax.add(update, lax.convert_element_type(zero_or_nan, dtype))
-        return update, *new
+        return update, *new_slots
 
     leaf.__name__ = cls.__name__
     return leaf

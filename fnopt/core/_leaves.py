@@ -188,10 +188,10 @@ def _map_row(
     # All operands have the same precision, so standard promotion only mixes real and complex.
     with jax.numpy_dtype_promotion("standard"):
         out = fn(*args)
-    first, *others = (out,) if outputs == 1 else out
-    assert 1 + len(others) == outputs <= len(dtypes)
-    stored = map(saturating_cast, others, dtypes[1:])
-    return lax.convert_element_type(first, dtype), *stored
+    result, *companions = (out,) if outputs == 1 else out
+    assert 1 + len(companions) == outputs <= len(dtypes)
+    stored = map(saturating_cast, companions, dtypes[1:])
+    return lax.convert_element_type(result, dtype), *stored
 
 
 def without_gradient(
@@ -275,6 +275,7 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any)
         Lillicrap et al., 2015, arXiv:1509.02971.
     """
 
+    # Exact for step sizes of 0 and 1, unlike `old + step * (new - old)`.
     def interpolate(step: Any, new: Any, old: Any) -> Any:
         return new, step * new + (1 - step) * old
 

@@ -77,6 +77,7 @@ def _is_array(value: Any) -> bool:
 
 def as_number(value: Any) -> Any:
     """Convert numbers to Python floats and NumPy arrays to JAX arrays; return others unchanged."""
+    # A bool is a `Real` in Python, but a flag instead of a hyper-parameter.
     if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
         return float(value)
     if _is_array(value):
@@ -239,6 +240,8 @@ class Value:
         super().__init_subclass__(**kwargs)
         is_empty = vars(cls).keys() <= _EMPTY_CLASS_ATTRIBUTES
         cls._has_own_init |= "__init__" in vars(cls)
+        # The generated `__eq__` would fail for arrays, whose comparison isn't a bool, and the
+        # generated `__repr__` would print all numbers of an array.
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         if "__init__" in cls.__dict__:
             _explain_wrong_arguments(cls)
@@ -329,7 +332,7 @@ class Schedule(Value):
     """
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, count)")
 
 

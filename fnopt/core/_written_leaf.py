@@ -15,7 +15,7 @@ class LeafNumbers(SimpleNamespace):
     """Argument `h` of `leaf` and `scalars`: a namespace of numbers."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # JAX and Python probe special names, such as `__jax_array__`
             raise AttributeError(name)
         raise AttributeError(
             f"{where()}the argument h of leaf and scalars has no {name!r}, expected one of "
@@ -57,12 +57,12 @@ def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: 
         )
     for what, new, was in zip(("update", *slots), returned, (g, *old), strict=True):
         # A comparison without flattening, which suffices if both are arrays.
-        same = getattr(new, "shape", None) == getattr(was, "shape", ())
-        if not same and _shapes(new) != _shapes(was):
-            like = "the gradient" if what == "update" else "the previous slot"
+        is_same_array = getattr(new, "shape", None) == getattr(was, "shape", ())
+        if not is_same_array and _shapes(new) != _shapes(was):
+            reference = "the gradient" if what == "update" else "the previous slot"
             raise ValueError(
                 f"{where()}{owner}.leaf returned {_text(new)} as the {what} of a leaf of shape "
-                f"{jnp.shape(g)}, expected {_text(was)}, as {like}."
+                f"{jnp.shape(g)}, expected {_text(was)}, as {reference}."
             )
     return returned
 

@@ -98,7 +98,7 @@ def check_returned(tree: Any, what: str) -> None:
 
 def check_number(value: Any, what: str, name: str) -> None:
     """Check that a value is a real scalar: a number or an array of shape `()`."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):  # True is an int in Python
         return
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     real = dtype is not None and (
@@ -123,7 +123,7 @@ def is_integer(value: Any, least: int | None = None) -> bool:
     """Whether a value is a Python or NumPy integer of at least `least`."""
     try:
         operator.index(value)
-    except TypeError:  # JAX arrays of other dtypes have an `__index__` too
+    except TypeError:  # also for JAX arrays of floats, although they have an `__index__` method
         return False
     return not isinstance(value, bool) and (least is None or value >= least)
 

@@ -187,9 +187,9 @@ def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> Non
 
 def _committed(tree: Any) -> list[tuple[str, jax.Array]]:
     """Arrays that are committed to devices, keyed by name."""
-    named = leaves_with_names(tree)[0]
+    leaves = leaves_with_names(tree)[0]
     return [
         (name, x)
-        for name, x in named
+        for name, x in leaves
         if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.committed
     ]

@@ -105,8 +105,8 @@ def _is_inexact(dtype: Any) -> bool:
 def safe_increment(count: jax.Array) -> jax.Array:
     """`count + 1`, saturating at the dtype's largest value."""
     # NumPy constants are faster to trace than JAX arrays, and every member of a chain needs both.
-    last, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)
-    return lax.add(lax.min(count, last), one)
+    limit, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)
+    return lax.add(lax.min(count, limit), one)
 
 
 def zero_count() -> jax.Array:

@@ -82,9 +82,9 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
     t = lax.convert_element_type(t, decay.dtype)
     zero, half, one = (lax.full_like(decay, value) for value in (0, 0.5, 1))
     positive = lax.gt(decay, zero)
-    safe = lax.select(positive, decay, half)
+    safe_decay = lax.select(positive, decay, half)
     # log1p of the exact difference keeps the digits of 1 - beta, which log alone would round.
-    correction = lax.neg(lax.expm1(lax.mul(t, lax.log1p(lax.sub(safe, one)))))
+    correction = lax.neg(lax.expm1(lax.mul(t, lax.log1p(lax.sub(safe_decay, one)))))
     return lax.select(positive, correction, lax.sub(one, lax.pow(decay, t)))
 
 

@@ -30,7 +30,7 @@ class constant_schedule(Schedule):
     value: Scalar = hyper()
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value."""
+        """Return the value."""
         return jnp.asarray(self.value, default_float())
 
 
@@ -60,7 +60,7 @@ class linear_schedule(Schedule):
     transition_begin: Scalar = hyper(default=0.0, ge=0)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, h.transition_begin, h.transition_steps)
         return interpolate(h.init_value, h.end_value, 1 - phase)
@@ -94,7 +94,7 @@ class polynomial_schedule(Schedule):
     transition_begin: Scalar = hyper(default=0.0, ge=0)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, h.transition_begin, h.transition_steps)
         return interpolate(h.init_value, h.end_value, power(1 - phase, h.power))
@@ -136,7 +136,7 @@ class schedule(Schedule):
         super().__post_init__()
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value of the function at `count`."""
+        """Evaluate the function at `count`."""
         value = self._value(count)
         if not is_array_like(value) or jnp.iscomplexobj(value) or jnp.ndim(value):
             raise ValueError(

@@ -45,7 +45,7 @@ class exponential_decay(Schedule):
     end_value: Scalar | None = hyper(default=None)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         return decay_from(h, h.init_value, steps_since(count, self.transition_begin))
 
@@ -97,7 +97,7 @@ class cosine_decay_schedule(Schedule):
     exponent: Scalar = hyper(default=1.0, ge=0)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, 0.0, h.decay_steps)
         return interpolate(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
@@ -126,7 +126,7 @@ class warmup_constant_schedule(Schedule):
     warmup_steps: Scalar = hyper(ge=0)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, 0.0, h.warmup_steps)
         return interpolate(h.init_value, h.peak_value, 1 - phase)
@@ -183,7 +183,7 @@ class warmup_cosine_decay_schedule(Schedule):
             )
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, h.warmup_steps, h.decay_steps - h.warmup_steps)
         decaying = interpolate(h.peak_value, h.end_value, cosine(phase, h.exponent))
@@ -247,7 +247,7 @@ class cosine_restarts_schedule(Schedule):
     exponent: Scalar = hyper(default=1.0, ge=0)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         growth = jnp.asarray(h.t_mult, default_float())
         time = steps_since(count, 0.0) / h.decay_steps

@@ -57,7 +57,7 @@ class piecewise_constant_schedule(Schedule):
         check_pairs(name, self.boundaries_and_scales)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         value = jnp.asarray(h.init_value, default_float())
         steps = [step for step, _ in self.boundaries_and_scales]
@@ -136,7 +136,7 @@ class join_schedules(Schedule):
         _check_increasing("join_schedules", boundaries)
 
     def __call__(self, count: Any) -> jax.Array:
-        """Value of the schedule that is active at `count`."""
+        """Evaluate the schedule that is active at `count`."""
         first, *others = self.schedules
         value = first(count)
         for boundary, schedule in zip(self.boundaries, others, strict=True):
@@ -196,7 +196,7 @@ class piecewise_interpolate_schedule(Schedule):
         check_pairs(name, self.boundaries_and_scales)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         values = [h.init_value]
         for _, factor in h.boundaries_and_scales:
@@ -249,7 +249,7 @@ class linear_onecycle_schedule(Schedule):
     final_div_factor: Scalar = hyper(default=1e4, gt=0)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h, end = numbers(self), self.transition_steps
         base = h.peak_value / h.div_factor
         bounds = [
@@ -293,7 +293,7 @@ class cosine_onecycle_schedule(Schedule):
     final_div_factor: Scalar = hyper(default=1e4, gt=0)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h, end = numbers(self), self.transition_steps
         bounds = [0.0, _share_of_steps(self.pct_start, end), end]
         last = h.peak_value / (h.div_factor * h.final_div_factor)

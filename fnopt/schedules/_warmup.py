@@ -60,7 +60,7 @@ class warmup_exponential_decay_schedule(Schedule):
     end_value: Scalar | None = hyper(default=None)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         steps = _steps_after_warmup(count, self.warmup_steps)
         decaying = decay_from(h, h.peak_value, steps - h.transition_begin)
@@ -112,7 +112,7 @@ class warmup_stable_decay_schedule(Schedule):
     decay_type: str = static(default="linear", choices=("linear", "cosine", "sqrt"))
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         # Not `h`, because the sum of two Python numbers is exact; float32 would round it.
         begin = self.warmup_steps + self.stable_steps
@@ -154,7 +154,7 @@ class inverse_sqrt_schedule(Schedule):
     timescale: Scalar | None = hyper(default=None, gt=0)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value after `count` updates."""
+        """Return the value after `count` updates."""
         h = numbers(self)
         # With tau = W, the decay is P sqrt(W / t), as in Vaswani et al. (2017). W may be 0, so tau
         # is at least 1.

@@ -234,7 +234,7 @@ def has_updated(state: AccumulateState) -> jax.Array:
 
 
 class ApplyEveryState(NamedTuple):
-    """State: step count, and the sum of the updates since the last emitted update."""
+    """Step count, and sum of the updates since the last emitted update."""
 
     count: jax.Array
     grad_acc: Slot

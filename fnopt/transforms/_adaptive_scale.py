@@ -225,12 +225,12 @@ class dynamic_loss_scale(Wrapper):
                 for g in leaves
             )
 
-        new, inner_state = self._step_if(
+        new_updates, inner_state = self._step_if(
             finite, updates, state.inner_state, params, extra_args, prepare=unscale
         )
         scale, good_steps = self._next_scale(state, finite)
         total_skipped = jnp.where(finite, state.total_skipped, safe_increment(state.total_skipped))
-        return new, DynamicLossScaleState(scale, good_steps, total_skipped, inner_state)
+        return new_updates, DynamicLossScaleState(scale, good_steps, total_skipped, inner_state)
 
     def _next_scale(self, state: DynamicLossScaleState, finite: jax.Array) -> tuple[Any, Any]:
         """Return the scale after a step, and the number of finite steps since its last change."""

@@ -277,7 +277,7 @@ class lookahead(Wrapper):
             update = jnp.where(synchronizes, new_slow - p, u)
             return update, p, jnp.where(synchronizes, new_slow, slow)
 
-        new, _, slow = map_leaves(
+        new_updates, _, slow = map_leaves(
             step_leaf, fast, hyper=self.slow_step_size, outputs=3, params=params, slow=state.slow
         )
         # `jax.lax.scan` requires that the dtypes of a state don't change.
@@ -285,4 +285,4 @@ class lookahead(Wrapper):
         if self.reset_state:
             inner_state = select_tree(synchronizes, self.inner.init(params), inner_state)
         steps = jnp.where(synchronizes, zero_count(), steps)
-        return new, LookaheadState(steps, slow, inner_state)
+        return new_updates, LookaheadState(steps, slow, inner_state)

@@ -59,9 +59,9 @@ class Wrapper(Transformation):
 
         def step() -> tuple[Any, Any]:
             gradients = prepare(updates)
-            new, inner = self.inner.update(gradients, inner_state, params, **extra_args)
+            new_updates, new_state = self.inner.update(gradients, inner_state, params, **extra_args)
             # `jax.lax.cond` and `scan` require that the dtypes of a state don't change.
-            return new, cast_like(inner, inner_state)
+            return new_updates, cast_like(new_state, inner_state)
 
         def skip() -> tuple[Any, Any]:
             # `cond` requires equal dtypes in both branches; `eval_shape` doesn't compute the step.
@@ -193,7 +193,7 @@ def chain(*transforms: Any) -> Chain:
         ['clip', 'sgd']
     """
     if not transforms:
-        raise ValueError("chain: no transform is given, expected at least one (or identity()).")
+        raise ValueError("chain: got no transform, expected at least one (or identity()).")
     first = transforms[0]
     is_sequence = isinstance(first, (list, tuple)) and all(hasattr(tx, "update") for tx in first)
     if len(transforms) == 1 and is_sequence:

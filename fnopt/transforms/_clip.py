@@ -46,8 +46,8 @@ class clip(Transformation):
     ) -> tuple[Any, EmptyState]:
         """Return the clipped updates."""
         if any(map(jnp.iscomplexobj, jax.tree.leaves(updates))):
-            named = leaves_with_names(updates)[0]
-            path, g = next((path, g) for path, g in named if jnp.iscomplexobj(g))
+            leaves = leaves_with_names(updates)[0]
+            path, g = next((path, g) for path, g in leaves if jnp.iscomplexobj(g))
             raise TypeError(
                 f"{where()}{leaf_text(path)} is {type_text(g)}, expected a real array, because "
                 "complex numbers have no order. Clip the norm with fnopt.clip_by_global_norm, or "

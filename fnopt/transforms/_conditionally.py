@@ -222,8 +222,10 @@ class apply_if_finite(Wrapper):
             # because a line search might not terminate for NaN, and derivatives would be NaN under
             # vmap.
             gradients = mask_updates(passes_updates, updates)
-            new, inner_state = self.inner.update(gradients, state.inner_state, params, **extra_args)
-            return new, cast_like(inner_state, state.inner_state)
+            new_updates, inner_state = self.inner.update(
+                gradients, state.inner_state, params, **extra_args
+            )
+            return new_updates, cast_like(inner_state, state.inner_state)
 
         # The step is computed twice, first for the check and then for the result. Storing the first
         # result during the check would need a second copy of params and state, and would be slower.

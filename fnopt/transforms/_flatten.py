@@ -51,10 +51,10 @@ class flatten(Wrapper):
             vector = _vector(params)
             outward = lambda v: cast_like(_split_vector(v, params), params)  # noqa: E731
             extra_args = translate_extra_args(extra_args, _vector, outward)
-        new, inner_state = self.inner.update(
+        new_vector, inner_state = self.inner.update(
             _vector(updates), state.inner_state, vector, **extra_args
         )
-        return _split_vector(new, updates), FlattenState(inner_state)
+        return _split_vector(new_vector, updates), FlattenState(inner_state)
 
 
 def _vector(tree: Any) -> jax.Array:

@@ -20,6 +20,8 @@ class GroupLabels(by_pattern):
 
     def check(self, positions: list[str]) -> None:
         """Raise an error for patterns that match no leaf."""
+        # `by_pattern` with a default accepts such patterns, but here a pattern is probably
+        # misspelled if its hyper-parameters apply to no leaf.
         unmatched = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
         if unmatched:
             raise ValueError(

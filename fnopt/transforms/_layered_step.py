@@ -17,7 +17,7 @@ from fnopt.transforms._tree_algebra import real_dtype_of
 
 
 class LayeredState(NamedTuple):
-    """The state of a `layered_step`.
+    """State of a `layered_step`.
 
     Attributes:
         outer: The optimizer's state for the outer params.
@@ -220,10 +220,10 @@ def _pair(params: Any) -> tuple[Any, Any]:
 
 def _depth(layers: Any) -> int:
     """Number of layers, the length of the first axis of every leaf."""
-    named = leaves_with_names(layers)[0]
-    lengths = {(jnp.shape(x) or (-1,))[0] for _, x in named}
+    leaves = leaves_with_names(layers)[0]
+    lengths = {(jnp.shape(x) or (-1,))[0] for _, x in leaves}
     if len(lengths) != 1 or -1 in lengths:
-        shapes = ", ".join(f"{leaf_text(name)}: {type_text(x)}" for name, x in named[:8])
+        shapes = ", ".join(f"{leaf_text(name)}: {type_text(x)}" for name, x in leaves[:8])
         raise ValueError(
             f"layered_step: the layers are [{shapes}], expected leaves with the same first axis, "
             "one entry for each layer. Stack the params of the layers with jnp.stack."

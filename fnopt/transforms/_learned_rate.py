@@ -89,7 +89,7 @@ class mechanize(Wrapper):
     def update(
         self, updates: Any, state: MechanizeState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MechanizeState]:
-        """Return updates that lead to the scaled point."""
+        """Return the updates to the point of the new scales."""
         dtype = state.s.dtype
         h = numbers(self, dtype, skip=("inner",))
         step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
@@ -139,7 +139,7 @@ class HypergradientState(NamedTuple):
 
 
 class hypergradient(Wrapper):
-    r"""Adapt the learning rate of a direction by the hypergradient.
+    r"""Adapt the learning rate by hypergradient descent.
 
     .. math:: u_t = -\eta_t\, d_t, \qquad \eta_t = \max(0,\, \eta'), \quad \eta' = \begin{cases}
               \eta_{t-1} + \beta\, \langle g_t, d_{t-1} \rangle \\
@@ -187,10 +187,14 @@ class hypergradient(Wrapper):
     ) -> tuple[Any, HypergradientState]:
         """Step along the new direction, with the adapted learning rate."""
         rate = self._rate(updates, state)
-        new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        new_direction, inner_state = self.inner.update(
+            updates, state.inner_state, params, **extra_args
+        )
         # `map_leaves` casts the direction to the storage dtype of the slot.
-        direction = map_leaves(lambda d, old: (d, d), new, outputs=2, last=state.direction)[1]
-        return scale_tree(-rate, new), HypergradientState(rate, direction, inner_state)
+        direction = map_leaves(
+            lambda d, old: (d, d), new_direction, outputs=2, last=state.direction
+        )[1]
+        return scale_tree(-rate, new_direction), HypergradientState(rate, direction, inner_state)
 
     def _rate(self, gradients: Any, state: HypergradientState) -> jax.Array:
         """Compute the learning rate of this step from the last direction."""
@@ -209,7 +213,7 @@ class hypergradient(Wrapper):
 
 
 def _normalize(tree: Any) -> Any:
-    """Divide a tree by its global norm; a zero tree is returned unchanged."""
+    """Divide a tree by its global norm, unless the norm is zero."""
     norm = nonzero(global_norm(tree))
     return map_leaves(lambda x: x / norm.astype(x.real.dtype), tree)
 

@@ -128,7 +128,7 @@ class LineSearchCriteria(NamedTuple):
     clips: bool = False
 
     def is_higher(self, new: LinePoint, other: LinePoint) -> jax.Array:
-        """Whether the value isn't lower than another value; rounding errors are no increase."""
+        """Whether the value isn't below another value, up to the tolerance `rise` if it is set."""
         if self.rise is None:
             return new.value >= other.value
         return new.value > other.value + self.rise
@@ -194,7 +194,7 @@ def next_rate(search: LineSearch, criteria: LineSearchCriteria) -> jax.Array:
 
 
 def _interpolate(low: LinePoint, high: LinePoint, third: LinePoint, clips: bool) -> jax.Array:
-    """Minimizer of a cubic inside an interval; of a parabola if it is too close to the ends."""
+    """Minimize a cubic inside an interval, or a parabola if the minimizer is close to the ends."""
     width = high.rate - low.rate
     # Both minimizers relative to the interval: 0 at `low`, 1 at `high`.
     cubic = (_cubic_minimizer(low, high, third) - low.rate) / width

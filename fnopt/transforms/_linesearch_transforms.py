@@ -154,9 +154,11 @@ class scale_by_zoom_linesearch(Transformation):
             rate = next_rate(search, criteria)
             # The trial point is rounded to the dtypes of the params, so that the stored value is
             # the value at the new params.
-            new, gradient = value_and_grad(params_after_step(params, rate, updates))
+            new_value, gradient = value_and_grad(params_after_step(params, rate, updates))
             gradient = jax.tree.map(lambda g, like: g.astype(like.dtype), gradient, safe_grad)
-            point = LinePoint(rate, new, inner(conjugate_tree(gradient), updates).astype(dtype))
+            point = LinePoint(
+                rate, new_value, inner(conjugate_tree(gradient), updates).astype(dtype)
+            )
             search, is_better = advance_search(search, criteria, point)
             return search, select_tree(is_better, gradient, safe_grad)
 
@@ -309,8 +311,10 @@ class scale_by_backtracking_linesearch(Transformation):
 
         def backtrack(trial: _Trial) -> _Trial:
             rate = jnp.where(trial.count > 0, h.decrease_factor * trial.rate, trial.rate)
-            new = scalar_loss(fn(params_after_step(params, rate, updates)), dtype)
-            return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
+            new_value = scalar_loss(fn(params_after_step(params, rate, updates)), dtype)
+            return _Trial(
+                rate, new_value, error(rate, new_value), trial.count + jnp.ones((), jnp.int32)
+            )
 
         rate = h.increase_factor * state.learning_rate
         # Not `jnp.minimum`, because infinity times a step size of 0 is NaN.

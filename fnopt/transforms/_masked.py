@@ -56,9 +56,9 @@ class Selective(Wrapper):
 
     def left_out(self, params: Any) -> Any:
         """Mask of the leaves that don't change, including the inner transform's frozen leaves."""
-        chosen = self._select(params)
-        others = jax.tree.map(lambda _: self._others_stay, chosen)
-        return merge_masked(chosen, self.inner.left_out(keep_selected(chosen, params)), others)
+        mask = self._select(params)
+        other_mask = jax.tree.map(lambda _: self._others_stay, mask)
+        return merge_masked(mask, self.inner.left_out(keep_selected(mask, params)), other_mask)
 
     def init(self, params: Any) -> MaskedState:
         """Return the inner state for the selected leaves."""
@@ -70,12 +70,12 @@ class Selective(Wrapper):
         """Join the inner updates of the selected leaves with the updates of all other leaves."""
         # The mask depends on dtypes. `init` computed the mask from the params, whose dtypes may
         # differ from the dtypes of the gradients.
-        chosen = self._select(updates if params is None else params)
-        inward = functools.partial(keep_selected, chosen)
+        mask = self._select(updates if params is None else params)
+        inward = functools.partial(keep_selected, mask)
         inner_params = None if params is None else inward(params)
         if params is not None:
             extra_args = translate_extra_args(
-                extra_args, inward, lambda p: merge_masked(chosen, p, params)
+                extra_args, inward, lambda p: merge_masked(mask, p, params)
             )
         # For Levenberg-Marquardt, the updates are None.
         inner_updates = None if updates is None else inward(updates)
@@ -83,7 +83,7 @@ class Selective(Wrapper):
             inner_updates, state.inner_state, inner_params, **extra_args
         )
         other_updates = self._updates_of_others(updates, params)
-        return merge_masked(chosen, inner_updates, other_updates), MaskedState(inner_state)
+        return merge_masked(mask, inner_updates, other_updates), MaskedState(inner_state)
 
 
 class masked(Selective):
@@ -241,10 +241,10 @@ class partition(Transformation):
                     outward = functools.partial(_replace_label, labels, label, old=params)
                     inner_args = translate_extra_args(extra_args, inward, outward)
                 with error_scope(f"[{label}]"):
-                    new, new_state[label] = tx.update(
+                    label_updates, new_state[label] = tx.update(
                         inward(updates), state[label], inner_params, **inner_args
                     )
-                new_updates = _replace_label(labels, label, new, new_updates)
+                new_updates = _replace_label(labels, label, label_updates, new_updates)
         return new_updates, new_state
 
     def left_out(self, params: Any) -> Any:
@@ -256,7 +256,7 @@ class partition(Transformation):
         return mask
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The transforms, keyed by label."""
+        """The transforms, named by their labels."""
         states = dict.fromkeys(self.transforms) if state is None else state
         return tuple(Member(str(label), tx, states[label]) for label, tx in self.transforms.items())
 
@@ -317,19 +317,21 @@ def _check_transforms(transforms: Any) -> FrozenDict:
             f"{where()}partition: transforms = {transforms!r}, expected a dict from label to "
             "optimizer."
         )
-    named: dict[Any, Any] = {as_label(k, "partition: a label"): tx for k, tx in transforms.items()}
-    if not any(all(isinstance(k, kind) for k in named) for kind in (str, int)):
-        named = {str(label): tx for label, tx in named.items()}
-    if len(named) < len(transforms):
+    transform_of: dict[Any, Any] = {
+        as_label(k, "partition: a label"): tx for k, tx in transforms.items()
+    }
+    if not any(all(isinstance(k, kind) for k in transform_of) for kind in (str, int)):
+        transform_of = {str(label): tx for label, tx in transform_of.items()}
+    if len(transform_of) < len(transforms):
         raise ValueError(
             f"{where()}partition: two of the labels {list(transforms)} have the same "
             "text, expected labels with different texts."
         )
     # Labels are sorted, as JAX sorts the keys of a dict, so that partitions with the same labels in
     # another order are equal.
-    labels = sorted(named)
+    labels = sorted(transform_of)
     return FrozenDict(
-        (k, as_transformation(named[k], f"partition: transforms[{k!r}]")) for k in labels
+        (k, as_transformation(transform_of[k], f"partition: transforms[{k!r}]")) for k in labels
     )
 
 

@@ -101,8 +101,8 @@ class stochastic_rounding(RoundedWrapper):
         self, updates: Any, state: StochasticRoundingState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, StochasticRoundingState]:
         """Return the updates to the stochastically rounded params."""
-        new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-        pairs, treedef = _zip_leaves(new, params)
+        step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        pairs, treedef = _zip_leaves(step, params)
         leaves = [u for u, _ in pairs]
         indices = [i for i, (u, p) in enumerate(pairs) if _is_rounded(p, u)]
         narrow_params = [jnp.asarray(pairs[i][1]) for i in indices]
@@ -169,11 +169,11 @@ class kahan(RoundedWrapper):
         self, updates: Any, state: KahanState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, KahanState]:
         """Return the updates to the rounded params, and the rounding errors."""
-        new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-        triples, treedef = _zip_leaves(new, params, state.compensation)
+        step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        triples, treedef = _zip_leaves(step, params, state.compensation)
         pairs = [_compensate_leaf(*triple) for triple in triples]
-        new, compensation = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
-        return new, KahanState(compensation, inner_state)
+        step, compensation = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
+        return step, KahanState(compensation, inner_state)
 
 
 def _zero_error(p: Any) -> Any:
@@ -266,11 +266,11 @@ class master_copy(RoundedWrapper):
     ) -> tuple[Any, MasterCopyState]:
         """Return the updates to the rounded wide params."""
         master = _wide_params(params, state.master)
-        new, inner_state = self.inner.update(updates, state.inner_state, master, **extra_args)
-        triples, treedef = _zip_leaves(new, params, state.master)
+        step, inner_state = self.inner.update(updates, state.inner_state, master, **extra_args)
+        triples, treedef = _zip_leaves(step, params, state.master)
         pairs = [_update_master(*triple) for triple in triples]
-        new, master = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
-        return new, MasterCopyState(master, inner_state)
+        step, master = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
+        return step, MasterCopyState(master, inner_state)
 
 
 def _wide_params(params: Any, master: Any) -> Any:

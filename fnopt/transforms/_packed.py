@@ -26,7 +26,7 @@ _RATIO = 0.3
 
 
 class Layout(NamedTuple):
-    """The positions of a tree's leaves in its buffers.
+    """Positions of the leaves of a tree in the buffers.
 
     Attributes:
         treedef: The structure of the tree.
@@ -121,16 +121,16 @@ class packed(Wrapper):
 
     def pack(self, tree: Any) -> dict[str, jax.Array]:
         """Pack the leaves of a tree into buffers: a dict from the name of a buffer to a vector."""
-        named, treedef = leaves_with_names(tree)
+        named_leaves, treedef = leaves_with_names(tree)
         if treedef != self.layout.treedef:
-            paths, expected = [name for name, _ in named], self.layout.paths
+            paths, expected = [name for name, _ in named_leaves], self.layout.paths
             raise ValueError(
                 f"{where()}pack: the tree lacks the leaves {names_text(_missing(expected, paths))} "
                 f"and has the additional leaves {names_text(_missing(paths, expected))}, expected "
                 "the structure of the params that were passed to packed as its layout."
             )
         leaves = []
-        for (name, x), y in zip(named, self.layout.leaves, strict=True):
+        for (name, x), y in zip(named_leaves, self.layout.leaves, strict=True):
             if (jnp.shape(x), jnp.result_type(x)) != (y.shape, y.dtype):
                 raise ValueError(
                     f"{where()}pack: {leaf_text(name)} is {type_text(x)}, expected {type_text(y)}."
@@ -305,11 +305,11 @@ def _selectors(part: Any) -> list[Selector]:
 
 
 def _labels(selector: Selector, tree: Any) -> list[str]:
-    named, _ = leaves_with_names(tree)
+    leaves, _ = leaves_with_names(tree)
     try:
-        return [*map(str, selector.choose(named))]
+        return [*map(str, selector.choose(leaves))]
     except Exception:  # the selector matches names of buffers instead of paths of the tree
-        return [""] * len(named)
+        return [""] * len(leaves)
 
 
 def _unequal_buffers(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[str]:

@@ -130,8 +130,8 @@ class quantized_state(StoredSlots):
             # the first computation.
             args, first_scales = jax.lax.optimization_barrier((args, scales))
             scales_of = lambda *_: first_scales.pop(0)  # noqa: E731
-        new, inner_state = step(*args)
-        return new, self._encode(count, inner_state, scales_of)
+        new_updates, inner_state = step(*args)
+        return new_updates, self._encode(count, inner_state, scales_of)
 
     def _encode(
         self, count: jax.Array, state: Any, scales_of: Callable[..., jax.Array] = block_scales
@@ -187,8 +187,8 @@ class quantized_state(StoredSlots):
         # shard are inside the shard.
         if unsharded.is_probe:
             return slot
-        named, treedef = leaves_with_names(slot, is_coded)
-        return treedef.unflatten([fn(form, x, unsharded.shapes[name]) for name, x in named])
+        leaves, treedef = leaves_with_names(slot, is_coded)
+        return treedef.unflatten([fn(form, x, unsharded.shapes[name]) for name, x in leaves])
 
 
 def _recomputes_step() -> bool:

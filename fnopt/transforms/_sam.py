@@ -142,26 +142,34 @@ class sam(Transformation):
         start = cast_like(cache, params)
 
         def descend() -> tuple[Any, Any, Any]:
-            new, inner = self.optimizer.update(updates, state.inner_state, start, **extra_args)
+            new_updates, inner = self.optimizer.update(
+                updates, state.inner_state, start, **extra_args
+            )
             # The caller adds the update to the adversarial params, so the update also includes the
             # difference to the params before the ascent.
-            new = map_leaves(lambda u, p, c: c - p + u, new, params=params, cache=cache)
+            new_updates = map_leaves(
+                lambda u, p, c: c - p + u, new_updates, params=params, cache=cache
+            )
             adversary = self.adv_optimizer.init(params) if self.reset_state else state.adv_state
-            return new, cast_like(inner, state.inner_state), cast_like(adversary, state.adv_state)
+            return (
+                new_updates,
+                cast_like(inner, state.inner_state),
+                cast_like(adversary, state.adv_state),
+            )
 
         # `cond` requires equal dtypes in both branches, here the dtypes of `descend`.
         shapes = jax.eval_shape(descend)[0]
 
         def ascend() -> tuple[Any, Any, Any]:
-            new, adversary = self.adv_optimizer.update(
+            new_updates, adversary = self.adv_optimizer.update(
                 updates, state.adv_state, params, **extra_args
             )
-            new = cast_like(map_leaves(lambda u: -u, new), shapes)
-            return new, state.inner_state, cast_like(adversary, state.adv_state)
+            new_updates = cast_like(map_leaves(lambda u: -u, new_updates), shapes)
+            return new_updates, state.inner_state, cast_like(adversary, state.adv_state)
 
-        new, inner_state, adv_state = jax.lax.cond(is_last, descend, ascend)
+        new_updates, inner_state, adv_state = jax.lax.cond(is_last, descend, ascend)
         steps = jnp.where(is_last, zero_count(), steps)
-        return new, SAMState(steps, inner_state, adv_state, cache)
+        return new_updates, SAMState(steps, inner_state, adv_state, cache)
 
     def _step_in_one_call(
         self, updates: Any, state: SAMState, params: Any, grad_fn: Any, extra_args: Any
@@ -176,6 +184,10 @@ class sam(Transformation):
                 gradients = jax.lax.pmean(gradients, axis_name=self.batch_axis_name)
         if self.reset_state:
             adversary = self.adv_optimizer.init(params)
-        new, inner = self.optimizer.update(gradients, state.inner_state, params, **extra_args)
-        inner, adversary = cast_like((inner, adversary), (state.inner_state, state.adv_state))
-        return new, SAMState(state.steps_since_sync, inner, adversary, None)
+        new_updates, inner_state = self.optimizer.update(
+            gradients, state.inner_state, params, **extra_args
+        )
+        inner_state, adversary = cast_like(
+            (inner_state, adversary), (state.inner_state, state.adv_state)
+        )
+        return new_updates, SAMState(state.steps_since_sync, inner_state, adversary, None)

@@ -109,9 +109,11 @@ class schedule_free(Wrapper):
             return b1 * x + (1 - b1) * z - y, y, z
 
         scalars = {"b1": h.b1, "c": c, "last_b1": state.b1}
-        new, _, z = map_leaves(step_leaf, step, hyper=scalars, outputs=3, params=params, z=state.z)
+        new_updates, _, z = map_leaves(
+            step_leaf, step, hyper=scalars, outputs=3, params=params, z=state.z
+        )
         inner_state = cast_like(inner_state, state.inner_state)
-        return new, ScheduleFreeState(count, weight_sum, max_lr, h.b1, z, inner_state)
+        return new_updates, ScheduleFreeState(count, weight_sum, max_lr, h.b1, z, inner_state)
 
 
 def schedule_free_eval_params(state: Any, params: Any) -> Any:

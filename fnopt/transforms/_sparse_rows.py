@@ -69,11 +69,15 @@ class sparse_rows(Wrapper):
     ) -> tuple[Any, SparseRowsState]:
         """Take the inner step for the rows, and for all other leaves."""
         nodes, treedef = jax.tree.flatten(updates, is_leaf=is_rows)
-        like = params if params is not None else updates
+        reference = params if params is not None else updates
         if not any(map(is_rows, nodes)):
-            new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-            new = _restore_rows(nodes, treedef, new, None if is_wide(self) else like)
-            return new, SparseRowsState(inner_state)
+            new_updates, inner_state = self.inner.update(
+                updates, state.inner_state, params, **extra_args
+            )
+            new_updates = _restore_rows(
+                nodes, treedef, new_updates, None if is_wide(self) else reference
+            )
+            return new_updates, SparseRowsState(inner_state)
         # A row that was looked up twice gets one step for the sum of its gradients, because the
         # steps of adaptive methods aren't additive.
         nodes = [node.summed() if is_rows(node) else node for node in nodes]
@@ -102,7 +106,9 @@ class sparse_rows(Wrapper):
         row_grads = treedef.unflatten([n.values if is_rows(n) else n for n in nodes])
         row_params = None if params is None else take_rows("params", params)
         inner_state = map_slots(take_rows, state.inner_state)
-        new, inner_state = self.inner.update(row_grads, inner_state, row_params, **extra_args)
+        new_updates, inner_state = self.inner.update(
+            row_grads, inner_state, row_params, **extra_args
+        )
         old_slots: dict[str, Any] = {}
         map_slots(old_slots.setdefault, state.inner_state)
 
@@ -114,8 +120,10 @@ class sparse_rows(Wrapper):
             )
 
         inner_state = map_slots(write_rows, inner_state)
-        new = _restore_rows(nodes, treedef, new, None if is_wide(self) else like)
-        return new, SparseRowsState(inner_state)
+        new_updates = _restore_rows(
+            nodes, treedef, new_updates, None if is_wide(self) else reference
+        )
+        return new_updates, SparseRowsState(inner_state)
 
 
 def _check_members(tx: Transformation) -> None:
@@ -140,10 +148,11 @@ def _take_rows(what: str, node: Any, part: Any) -> Any:
     return node.of(part)
 
 
-def _restore_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:
-    """Wrap the updates of rows in `Rows`, and cast other updates to the dtypes of `like`."""
-    new_leaves = treedef.flatten_up_to(new)
-    like_leaves = new_leaves if like is None else treedef.flatten_up_to(like)
+def _restore_rows(nodes: list[Any], treedef: Any, new_updates: Any, reference: Any) -> Any:
+    """Wrap the updates of rows in `Rows`, and cast other updates to the dtypes of `reference`."""
+    # The base class casts only updates with the structure of the params, so not a tree with `Rows`.
+    new_leaves = treedef.flatten_up_to(new_updates)
+    like_leaves = new_leaves if reference is None else treedef.flatten_up_to(reference)
 
     def wrap_leaf(node: Any, u: Any, p: Any) -> Any:
         if is_rows(node):

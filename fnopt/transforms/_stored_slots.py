@@ -90,7 +90,7 @@ class StoredSlots(Wrapper):
                 raise ValueError(
                     f"{where()}{pattern!r} selects the slot {coded[0]!r}, which consists of the "
                     "codes of a quantized_state inside; expected a slot of arrays. Name other "
-                    f"slots, or put {name} inside the quantized_state."
+                    f"slots, or put {name} inside the inner quantized_state."
                 )
 
 
@@ -178,11 +178,13 @@ class precision_policy(StoredSlots):
         """Take a step of the inner transform in the compute dtype."""
         params = None if params is None else self._cast(params)
         inner_state = self._map(lambda _, x: self._wide(x), state.inner_state)
-        new, inner_state = self.inner.update(self._cast(updates), inner_state, params, **extra_args)
+        new_updates, inner_state = self.inner.update(
+            self._cast(updates), inner_state, params, **extra_args
+        )
         count = count_of(self, state)
         key = None if self.key is None or count is None else step_key(self.key, count)
         stored = self._store(inner_state, key)
-        return new, PrecisionPolicyState(next_count(count), stored)
+        return new_updates, PrecisionPolicyState(next_count(count), stored)
 
     def _store(self, state: Any, key: Any) -> Any:
         pairs: list[tuple[jax.Array, Any]] = []  # arrays to round stochastically, and their dtypes
@@ -274,8 +276,8 @@ class offloaded(Wrapper):
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """Copy the state to the device, take the inner step, and copy the state to the host."""
-        new, state = self.inner.update(updates, on_device(state), params, **extra_args)
-        return new, self._move(state)
+        new_updates, state = self.inner.update(updates, on_device(state), params, **extra_args)
+        return new_updates, self._move(state)
 
     def _move(self, state: Any) -> Any:
         """Move the arrays of a state to the memory of kind `memory_kind`."""

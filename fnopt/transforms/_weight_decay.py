@@ -236,7 +236,7 @@ class cautious(Wrapper):
         self, updates: Any, state: CautiousState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, CautiousState]:
         """Mask the elements of the inner step that don't descend, and rescale the step."""
-        new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def mask_leaf(u: Any, gradient: Any) -> Any:
             # The product of signs can't underflow or overflow.
@@ -245,4 +245,4 @@ class cautious(Wrapper):
             fraction = jnp.maximum(fraction, jnp.asarray(self.eps).astype(fraction.dtype))
             return jnp.where(descends, u, jnp.zeros_like(u)) / fraction.astype(u.dtype)
 
-        return map_leaves(mask_leaf, new, gradient=updates), CautiousState(inner_state)
+        return map_leaves(mask_leaf, step, gradient=updates), CautiousState(inner_state)

@@ -111,7 +111,7 @@ def test_a_step_computed_twice_is_the_same(inner, monkeypatch):
     tx = fnopt.quantized_state(inner, slots)
 
     def run(twice):
-        monkeypatch.setattr(_quantized_state, "_is_computed_twice", lambda: twice)
+        monkeypatch.setattr(_quantized_state, "_recomputes_step", lambda: twice)
         state = tx.init(params)
         return jax.jit(lambda g, s, p: tx.update(g, s, p))(params, state, params)
 
@@ -310,7 +310,7 @@ def test_wrong_names_and_forms():
 def test_slots_in_codes_have_no_second_form(outer, slots):
     inner = fnopt.quantized_state(fnopt.adam(0.1))
     name = outer.__name__
-    with pytest.raises(ValueError, match=f"^{name}: '.*' chooses .*/mu', .*put {name} inside"):
+    with pytest.raises(ValueError, match=f"^{name}: '.*' selects .*/mu', .*put {name} inside the"):
         (outer(inner, slots) if slots else outer(inner)).init(LARGE)
     inner = fnopt.quantized_state(fnopt.adam(0.1), {"nu": "unsigned"})
     state, _ = types_after(fnopt.precision_policy(inner, {"mu": "bfloat16"}), LARGE)

@@ -221,7 +221,7 @@ def test_traced_leaves_can_be_labelled():
         (
             lambda: fnopt.by_pattern({"*": 1.0}),
             TypeError,
-            r"by_pattern: the label of '\*' is 1.0, a float, expected a bool, a string or an int",
+            r"by_pattern: the label of '\*' is 1.0, a float, expected a bool, a string, an int",
         ),
         (
             lambda: fnopt.select(fnopt.by_pattern({"*/bias": "a"}), PARAMS),
@@ -236,7 +236,7 @@ def test_traced_leaves_can_be_labelled():
         (
             lambda: fnopt.select({"dens": True, "norm": True, "bias": True}, PARAMS),
             ValueError,
-            r"labels are given for \['dens'\], but the tree has no such leaves, expected paths of .'bias'",
+            r"labels are given for \['dens'\], .*no such leaves, expected paths of .'bias'",
         ),
         (
             lambda: fnopt.select(fnopt.by_pattern("*/bais"), PARAMS),
@@ -251,7 +251,7 @@ def test_traced_leaves_can_be_labelled():
         (
             lambda: jax.jit(lambda t: fnopt.select(fnopt.by_path(lambda p, x: x > 0), t))(PARAMS),
             TypeError,
-            "the label of leaf 'bias' is a traced bool.*Compute labels from the path, shape and dtype",
+            "the label of leaf 'bias' is a traced .*Compute labels from the path, shape and dtype",
         ),
         (
             lambda: fnopt.by_path(lambda path: True),

@@ -59,7 +59,7 @@ def test_a_mask_that_fits_nothing_is_refused_by_init():
 
 
 def test_a_bare_function_as_mask_is_refused_with_advice():
-    with pytest.raises(TypeError, match=r"write fnopt\.by_path\(fn\)"):
+    with pytest.raises(TypeError, match=r"Write fnopt\.by_path\(fn\)"):
         fnopt.adamw(0.1, mask=lambda params: params)
 
 

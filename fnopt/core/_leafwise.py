@@ -43,11 +43,11 @@ class Leafwise(Transformation):
 
     .. math:: (u, s') = \mathrm{leaf}(h, g, s), \qquad h = (\text{numbers},\ \mathrm{scalars}(t))
 
-    A subclass declares its state (`State`, a NamedTuple whose fields are an optional `count` and
-    slots, annotated `Slot` or `RealSlot`) and the formula of a leaf. The base class defines `init`
-    and `update`. `init` makes a zero count and zero slots. `update` increments the count, evaluates
-    schedules, casts the numbers and calls `scalars` once per step. It then applies `leaf` in at
-    least float32 and casts the slots back to their storage dtype.
+    A subclass declares its state `State` and the formula of a leaf. `State` is a NamedTuple whose
+    fields are an optional `count` and slots, annotated `Slot` or `RealSlot`. The base class defines
+    `init` and `update`. `init` makes a zero count and zero slots. `update` increments the count,
+    evaluates schedules, casts the numbers and calls `scalars` once per step. `update` then applies
+    `leaf` in at least float32 and casts the slots back to their storage dtype.
 
     `leaf(self, h, g, *slots)` returns the update and the new slots, or only the update if the state
     has no slots. With `needs_params = True` its signature is `leaf(self, h, g, p, *slots)`. `h`
@@ -59,12 +59,12 @@ class Leafwise(Transformation):
     beginning with 1, or None if the state has no `count`. A subclass that doesn't read `t` sets
     `reads_step = False`. Its count is then None, unless a hyper-parameter is a `Schedule`.
 
-    If a slot is a `RealSlot`, or if `keeps_squares` is True, gradients are clipped to a bound with
-    a finite square (2.3e18 in float32), because an infinite second moment would stay infinite.
-    Infinite gradients are clipped too; they make the update NaN, because `0 * g` is added to the
-    update. If the update depends on a mean of gradients instead of the gradient, set `carrier` to
-    the name of the slot with the mean. `0 * g` is then added to the carrier slot instead of the
-    update; this saves one read of the gradient.
+    An infinite second moment would stay infinite. Therefore, if a slot is a `RealSlot` or
+    `keeps_squares` is True, gradients are clipped to a bound with a finite square (2.3e18 in
+    float32). Infinite gradients are clipped too; they make the update NaN, because `0 * g` is added
+    to the update. If the update depends on a mean of gradients instead of the gradient, set
+    `carrier` to the name of the slot with the mean. `0 * g` is then added to the carrier slot
+    instead of the update; this saves one read of the gradient.
 
     Annotate a slot whose shape differs from the leaf's shape (one number per leaf, factors of a
     matrix) as `CustomSlot`. `start(self, slot, p)` then returns the slot's initial value for a
@@ -223,12 +223,12 @@ class _Numbers:
         return self._cache[dtype]
 
 
-# `leaf` and `scalars` are called as jitted functions in three cases: if many leaves of a traced
-# step have the same shape and dtype (each leaf is one equation, and `leaf` is traced once), in an
-# eager update (one call per leaf instead of one call per operation), and under a `vmap` or `grad`
-# that isn't compiled. Inside a traced step, direct calls are faster to trace for `scalars` (the
-# hyper-parameters are concrete), for short formulas and for leaves of unique shape. XLA inlines all
-# calls, so the compiled program is the same.
+# `leaf` and `scalars` are called as jitted functions in two cases. In an eager update, also under a
+# `vmap` or `grad` that isn't compiled, there is one call per leaf instead of one per operation. If
+# many leaves of a traced step have the same shape and dtype, `leaf` is traced once, and each leaf
+# is one equation. Otherwise direct calls are faster to trace: for `scalars` with concrete
+# hyper-parameters, short formulas and leaves of unique shape. XLA inlines all calls, so the
+# compiled program is the same.
 
 
 def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:

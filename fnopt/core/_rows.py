@@ -47,8 +47,8 @@ class Rows:
             return Rows(self.indices, self.values, self.size, True)
         k, dtype = self.indices.shape[0], jnp.int32
         indices = self._within()
-        # Only the indices are sorted, and a binary search finds their positions, because sorting
-        # pairs of indices and positions takes five times as long on a CPU.
+        # Only the indices are sorted, and a binary search finds their positions. Sorting pairs of
+        # indices and positions takes five times as long on a CPU.
         sorted_indices = jnp.sort(indices)
         is_new = jnp.concatenate([jnp.ones(1, bool), sorted_indices[1:] != sorted_indices[:-1]])
         position = jnp.cumsum(is_new.astype(dtype)) - 1

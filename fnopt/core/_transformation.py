@@ -74,11 +74,11 @@ class Transformation(Value):
     fields are leaves, so new values don't recompile a step. Fields declared with `fnopt.static` are
     compile-time constants. A transformation unpacks: `init, update = tx`.
 
-    A subclass defines `update`. A subclass with state also defines `State`, a NamedTuple, or
-    `init`. If `State` is a NamedTuple class, or `init` has such a class as its return annotation,
-    `update` raises an error for the state of another optimizer. Slots of `State` are initialized to
-    zero. Their dtype is the field `<slot>_dtype`, if the transform has such a field. `fill` names
-    other initial values, and `storage` names other fields.
+    A subclass defines `update`. A subclass with state also defines `State`, a NamedTuple class, or
+    `init`, annotated to return such a class. `update` then raises an error for the state of another
+    optimizer. Slots of `State` are initialized to zero, in the dtype of the field `<slot>_dtype` if
+    the transform has such a field. `fill` names other initial values, and `storage` names other
+    fields.
 
     A required extra argument of `update` is keyword-only without a default; all other extra
     arguments are in `**extra_args`. Set `needs_params = True` if `update` reads the params. Set

@@ -80,7 +80,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 def default_float() -> Any:
     """JAX's default float dtype: float64 with x64 enabled, otherwise float32."""
-    # Callers convert numbers to this dtype, because `jnp.asarray(1e-3)` is weakly typed and a step
+    # Callers convert numbers to this dtype, because `jnp.asarray(1e-3)` is weakly typed. A step
     # returns strongly typed arrays, so the second step would be traced again.
     return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
 

@@ -54,8 +54,8 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
 def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
     r"""Compute the bias correction of an average initialized at zero: :math:`1-\beta^t`.
 
-    The formula is :math:`-\mathrm{expm1}(t \log \beta)`, because for a decay near one the power is
-    also near one, and a subtraction would lose three of float32's seven digits in the first steps.
+    The formula is :math:`-\mathrm{expm1}(t \log \beta)`. For a decay near one the power is also
+    near one, and a subtraction would lose three of float32's seven digits in the first steps.
 
     Args:
         decay: :math:`\beta`, a floating scalar array.

@@ -39,7 +39,7 @@ def safe_norms(
 
     Args:
         squares: Function from a scale `c` for each norm (`None` for 1) to the sums of squares of
-            the scaled elements, real, at least float32, of any shape.
+            the scaled elements. The sums are real, at least float32, of any shape.
         root: The square root for sums of the second pass, which may be zero; pass `lax.sqrt` if the
             norms aren't differentiated.
 
@@ -74,9 +74,9 @@ def _rescaled(squares: Any, sums: jax.Array, is_bad: jax.Array, root: Any) -> ja
     # One power of two for overflow and one for underflow are enough. With 2^128 as the largest
     # number, overflow comes from elements above 2^49 (if there are 2^30 of them); the scale 2^-96
     # maps their squares to between 2^-94 and 2^64. Underflow comes from elements below 2^-32; the
-    # scale 2^63 maps their squares to between 2^-126 and 2^62. The square of the scale must be
-    # finite, too, because for constant zeros (gradients of frozen or unused params) XLA computes
-    # c^2 x^2 instead of (c x)^2.
+    # scale 2^63 maps their squares to between 2^-126 and 2^62. For constant zeros (gradients of
+    # frozen or unused params), XLA computes c^2 x^2 instead of (c x)^2, so the square of the scale
+    # must be finite, too.
     max_exponent = jnp.finfo(sums.dtype).maxexp
     one, down, up = (
         sharded_full_like(sums, 2.0**e) for e in (0, -3 * max_exponent // 4, max_exponent // 2 - 1)

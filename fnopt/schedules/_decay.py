@@ -208,8 +208,8 @@ def _cycle_number(time: jax.Array, growth: jax.Array) -> jax.Array:
     safe_excess = jnp.where(growth == 1, 1, growth - 1)
     logarithm = jnp.log1p(time * safe_excess) / jnp.log1p(safe_excess)
     n = jnp.floor(jnp.where(growth == 1, time, logarithm))
-    # At the step of a restart, rounding errors of the logarithms can make `n` too small by one, and
-    # the computed beginning of the cycle can be later than `time` by a rounding error.
+    # At the step of a restart, rounding errors of the logarithms can make `n` too small by one. The
+    # computed beginning of the cycle can be later than `time` by a rounding error.
     time = time * (1 + 4 * jnp.finfo(time.dtype).eps)
     n = jnp.where(_cycles_length(n + 1, growth) <= time, n + 1, n)
     return jnp.where(_cycles_length(n, growth) > time, n - 1, n)

@@ -56,9 +56,9 @@ class accumulate(Wrapper):
     gradients' dtype. With `k=1`, the updates are bitwise equal to the updates of the inner
     transform.
 
-    The weights are 1 by default. Batches of different sizes need weights. If each loss is a mean
-    over the tokens of its batch, `update(..., weight=tokens)` takes the same step as for a single
-    batch with all tokens.
+    The weights are 1 by default. Batches of different sizes need weights. Let each loss be a mean
+    over the tokens of its batch. Then `update(..., weight=tokens)` takes the same step as for a
+    single batch with all tokens.
 
     Put `dynamic_loss_scale` and `apply_if_finite` around `accumulate`, as in
     `dynamic_loss_scale(accumulate(tx, k))`. The outer transform then skips a gradient that
@@ -66,7 +66,7 @@ class accumulate(Wrapper):
     the sum, and one overflow discards all `k` gradients.
 
     Args:
-        inner: The transform that takes the steps, of fnopt or any (init, update) pair.
+        inner: The transform that takes the steps, a `Transformation` or any (init, update) pair.
         k: Number of gradients per step, an integer, or a `Schedule` over emitted steps.
         use_grad_mean: Whether the inner transform receives the weighted mean of the gradients; if
             False, their weighted sum.
@@ -151,8 +151,8 @@ class accumulate(Wrapper):
         return new_updates, AccumulateState(mini_step, gradient_step, total, acc, inner_state)
 
     def _add(self, updates: Any, state: AccumulateState, weight: Any) -> Any:
-        # The first gradient replaces the old sum, so the sum isn't reset after a step, and the sum
-        # of a single gradient equals this gradient bitwise.
+        # The first gradient replaces the old sum, so no step resets the sum. Therefore the sum of a
+        # single gradient equals this gradient bitwise.
         is_first = state.mini_step == 0
 
         def add_leaf(*row: Any) -> Any:

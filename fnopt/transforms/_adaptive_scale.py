@@ -171,7 +171,7 @@ class dynamic_loss_scale(Wrapper):
     gradient isn't checked: see `apply_if_finite`.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         init_scale: The initial scale.
         growth_interval: :math:`n`, the number of consecutive finite steps after which the scale
             increases.

@@ -232,7 +232,7 @@ class lookahead(Wrapper):
     `fnopt.slots(state)["slow"]`.
 
     Args:
-        inner: The fast optimizer, of fnopt or any (init, update) pair.
+        inner: The fast optimizer, a `Transformation` or any (init, update) pair.
         sync_period: :math:`k`, the number of steps between two synchronizations.
         slow_step_size: :math:`\alpha`.
         reset_state: Whether to reset the fast optimizer's state at a synchronization.

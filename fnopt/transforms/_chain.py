@@ -295,7 +295,7 @@ class strict(Wrapper):
     another library's transform has `**kwargs`, every name is known.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
 
     Raises:
         TypeError: From `update`, if an extra argument is unknown or missing.

@@ -71,7 +71,7 @@ class conditionally_transform(_Conditional):
     `conditionally_mask` around an optimizer.
 
     Args:
-        inner: The transform, of fnopt or any (init, update) pair.
+        inner: The transform, a `Transformation` or any (init, update) pair.
         should_transform_fn: `fn(step)` maps the number of previous updates to a boolean.
         forward_extra_args: Whether to pass the extra arguments of `update` to the function.
 
@@ -94,7 +94,7 @@ class conditionally_mask(_Conditional):
               (0, s) & \text{otherwise} \end{cases}
 
     Args:
-        inner: The transform, of fnopt or any (init, update) pair.
+        inner: The transform, a `Transformation` or any (init, update) pair.
         should_transform_fn: `fn(step)` maps the number of previous updates to a boolean.
         forward_extra_args: Whether to pass the extra arguments of `update` to the function.
 
@@ -124,7 +124,7 @@ class skip_large_updates(Wrapper):
     `skip_large_updates(accumulate(tx, k))` excludes a bad batch from the mean of `accumulate`.
 
     Args:
-        inner: The transform whose steps are checked, of fnopt or any (init, update) pair.
+        inner: The transform whose steps are checked, a `Transformation` or any (init, update) pair.
         max_squared_norm: :math:`c`, the bound on the squared gradient norm.
 
     Example:
@@ -173,17 +173,17 @@ class apply_if_finite(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
 
-    A non-finite step leaves parameters and inner state bitwise unchanged. The update and the new
-    state are checked as well as the gradient, because a finite gradient of 1e25 makes a float32
-    mean square infinite for the rest of training. For this check the inner step is computed twice,
-    which is cheap for methods with a few operations per parameter.
+    A non-finite step leaves parameters and inner state bitwise unchanged. The gradient, the update
+    and the new state are checked: a finite gradient of 1e25 makes a float32 mean square infinite
+    for the rest of training. For this check the inner step is computed twice, which is cheap for
+    methods with a few operations per parameter.
 
     By default, every non-finite step is skipped. With `max_consecutive_errors`, as in optax, a
     non-finite step is taken after some consecutive skips, which makes every parameter NaN. Monitor
     `notfinite_count` in the state instead, and stop training if the count grows.
 
     Args:
-        inner: The transform whose steps are checked, of fnopt or any (init, update) pair.
+        inner: The transform whose steps are checked, a `Transformation` or any (init, update) pair.
         max_consecutive_errors: The number of consecutive non-finite steps that are skipped before a
             non-finite step is taken; with None, all non-finite steps are skipped.
 
@@ -218,9 +218,8 @@ class apply_if_finite(Wrapper):
         passes_updates = finite | ignores_check
 
         def step() -> tuple[Any, Any]:
-            # The inner transform gets zeros instead of non-finite gradients whose step is skipped,
-            # because a line search might not terminate for NaN, and derivatives would be NaN under
-            # vmap.
+            # Non-finite gradients whose step is skipped are replaced by zeros. For NaN, a line
+            # search might not terminate, and derivatives would be NaN under vmap.
             gradients = mask_updates(passes_updates, updates)
             new_updates, inner_state = self.inner.update(
                 gradients, state.inner_state, params, **extra_args
@@ -260,8 +259,8 @@ def _hold_on_all_shards(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
         count = functools.reduce(jnp.add, violations, jnp.zeros((), jnp.float32))
         count = total(count) if shard_axes() else count
         # The square root makes the number too expensive for XLA to recompute. XLA would recompute a
-        # cheap number for every leaf that depends on the number, and the size of the program would
-        # grow with the square of the number of leaves.
+        # cheap number for every leaf, and the size of the program would be quadratic in the number
+        # of leaves.
         return jnp.sqrt(count) == 0
 
 

@@ -28,7 +28,7 @@ class flatten(Wrapper):
     the vector and back. On accelerators, `flatten` is faster only for thousands of small leaves.
 
     Args:
-        inner: The transform, of fnopt or any (init, update) pair.
+        inner: The transform, a `Transformation` or any (init, update) pair.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -101,7 +101,7 @@ class split_real_and_imaginary(Wrapper):
     modulus. An update then keeps the gradient's direction in the complex plane.
 
     Args:
-        inner: The transform, of fnopt or any (init, update) pair.
+        inner: The transform, a `Transformation` or any (init, update) pair.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

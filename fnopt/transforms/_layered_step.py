@@ -50,7 +50,7 @@ class layered_step(Value):
     params and state; otherwise XLA stores both the old and the new arrays.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         first: `first(outer, *batch)` returns the input of the first layer, a tree of floating
             arrays.
         layer: `layer(layer_params, x, *batch)` returns the output of a layer, with the structure,
@@ -64,8 +64,8 @@ class layered_step(Value):
 
     Raises:
         TypeError: If the loss isn't a real scalar, or `x` isn't floating.
-        ValueError: If leaves of the layers differ in their first axis, or this axis is empty, if
-            `layer` changes the type of `x`, or if `exact_norm` is given without `max_norm`.
+        ValueError: If leaves of the layers differ in their first axis, if this axis is empty, if
+            `layer` changes the type of `x`, or for `exact_norm` without `max_norm`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -171,8 +171,8 @@ class layered_step(Value):
 
         factor = None
         if self.max_norm is not None:
-            # Without an additional pass, only the norm of the previous step is available, because a
-            # layer is updated before the gradients of the earlier layers are computed.
+            # Without an additional pass, only the norm of the previous step is available: a layer
+            # is updated before the gradients of earlier layers are computed.
             norm = backward(False, None)[-1] if self.exact_norm else state.norm
             max_norm = jnp.asarray(self.max_norm, norm.dtype)
             factor = max_norm / jnp.maximum(norm, max_norm)

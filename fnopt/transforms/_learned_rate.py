@@ -49,7 +49,7 @@ class mechanize(Wrapper):
     sum of rewards is replaced by zero.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         weight_decay: The strength of weight decay, relative to the gradient's norm over the params'
             norm.
         eps: A small constant that keeps quotients finite.
@@ -208,7 +208,7 @@ class hypergradient(Wrapper):
         else:
             product = inner_product(gradients, state.direction).astype(dtype)
             rate = last_rate + h.hyper_rate * product
-        # A nonfinite learning rate would stay nonfinite in all later steps.
+        # A non-finite learning rate would stay non-finite in all later steps.
         return jnp.where(jnp.isfinite(rate), jnp.maximum(rate, jnp.zeros_like(rate)), last_rate)
 
 

@@ -97,7 +97,7 @@ class masked(Selective):
     `freeze` for params that should not change.
 
     Args:
-        inner: The transform for the selected leaves, of fnopt or any (init, update) pair.
+        inner: The transform for the selected leaves, a `Transformation` or any (init, update) pair.
         mask: The selected leaves: a tree of bools with the structure of the params or a prefix of
             it, a pattern on the leaf path (`'*/bias'`), `by_pattern` or `by_path`.
 
@@ -129,7 +129,7 @@ class freeze(Selective):
     other transforms don't receive the frozen leaves.
 
     Args:
-        inner: The optimizer of the other leaves, of fnopt or any (init, update) pair.
+        inner: The optimizer of the other leaves, a `Transformation` or any (init, update) pair.
         mask: The leaves to freeze, in any form that `masked` accepts.
 
     Raises:
@@ -180,9 +180,9 @@ class partition(Transformation):
     arguments.
 
     Args:
-        transforms: A dict from label to transform, of fnopt or any (init, update) pair. Labels are
-            strings, ints, or other hashable objects with a unique text (not floats), such as
-            members of an enum; the states use this text. A label without leaves is allowed.
+        transforms: A dict from label to transform (a `Transformation` or any (init, update) pair).
+            Labels are strings, ints, or other hashable objects with a unique text (not floats),
+            such as members of an enum; the states use this text. A label may have no leaves.
         labels: The label of every leaf: a tree of labels with the structure of the params or a
             prefix of it, `by_pattern`, `by_path`, or one label for all leaves.
 

@@ -72,7 +72,7 @@ class stochastic_rounding(RoundedWrapper):
     `Transformation.wide_updates`), and must be added in float32, as `apply_updates` does.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         key: An integer or a key of `jax.random`, a constant of the compiled step. The key and the
             step number determine the random numbers of a step, so a restored run continues with
             the same numbers.
@@ -143,7 +143,7 @@ class kahan(RoundedWrapper):
     and must be added in float32, as `apply_updates` does.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -228,7 +228,7 @@ class master_copy(RoundedWrapper):
     the params.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         dtype: The dtype of the copy.
 
     Example:

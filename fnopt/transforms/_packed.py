@@ -76,12 +76,12 @@ class packed(Wrapper):
 
     Elementwise optimizers and global norms compute the same updates as for the tree. For methods
     that use norms, shapes or paths of leaves, a buffer is one leaf. Therefore `packed` compares
-    eight steps for a test tree of the same paths with eight steps for its buffers, and rejects an
+    eight steps for a test tree of the same paths with eight steps for its buffers. It rejects an
     optimizer whose steps differ. The test tree has some small leaves, at least one of each kind.
     `packed` doesn't check optimizers with required extra arguments or traced hyper-parameters.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         layout: The params, arrays or `jax.ShapeDtypeStruct`, which determine the layout.
         labels: Labels of the leaves (a tree of labels, `by_pattern` or `by_path`). Leaves with the
             same label and dtype share the buffer `'label.dtype'`, so that `mask='decay.*'` selects

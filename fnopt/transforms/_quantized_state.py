@@ -50,16 +50,17 @@ class quantized_state(StoredSlots):
 
     A number is rounded at random to one of its two neighbors, more often to the nearer neighbor.
     The random bits are a hash of the number's last digits and the step number. With rounding to
-    nearest, the code of a mean square that changes by a thousandth per step would never change, so
-    the mean square would be proportional to the scale of its block.
+    nearest, the code of a mean square that changes by a thousandth per step would never change. The
+    mean square would then follow the scale of its block instead of its gradients.
 
     If a block contains a NaN or infinity, the whole block becomes NaN or infinite. Wrap the
     optimizer in `apply_if_finite` if this may happen.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to `'signed'`
-            or, for nonnegative slots, `'unsigned'`, which stores negative numbers as zero.
+            or `'unsigned'`. Use `'unsigned'` for nonnegative slots; it stores negative numbers as
+            zero.
         block_size: The number of elements per scale. If a smaller size (at least half) divides the
             last axis, blocks have this smaller size. A last axis shorter than two blocks is one
             block. The scales of blocks of 256 take 4/256 byte per element.

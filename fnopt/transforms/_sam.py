@@ -48,7 +48,7 @@ class sam(Transformation):
     and `update` needs `grad_fn` as an extra argument.
 
     Args:
-        optimizer: The optimizer, of fnopt or any (init, update) pair.
+        optimizer: The optimizer, a `Transformation` or any (init, update) pair.
         adv_optimizer: The adversary.
         sync_period: The number of gradients per step.
         reset_state: Whether to reset the adversary's state in every step.

@@ -47,7 +47,7 @@ class schedule_free(Wrapper):
     momentum, and a constant learning rate, perhaps with a warm-up.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         learning_rate: :math:`\eta`, the inner learning rate, a number or a `Schedule`, for the
             weights.
         b1: :math:`\beta_1`, the weight of the average at the point of gradient evaluation.

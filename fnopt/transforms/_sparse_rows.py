@@ -29,8 +29,8 @@ class sparse_rows(Wrapper):
 
     The gradient has `fnopt.core.Rows` in place of a table, like the result of
     `fnopt.sparse_value_and_grad`; repeated rows are summed. The inner optimizer updates only these
-    rows of params and slots. With donated params and state, the update is in place, so the cost of
-    a step depends on the number of rows, not on the size of the table.
+    rows of params and slots. With donated params and state, the update is in place. The cost of a
+    step then depends on the number of rows, not on the size of the table.
 
     For SGD and AdaGrad the step equals the step for the dense gradient. Methods with averages
     become their *lazy* forms (lazy Adam, lazy momentum): in steps without a row, the averages and
@@ -41,7 +41,7 @@ class sparse_rows(Wrapper):
     Put `sparse_rows` around the whole optimizer, because other transforms don't accept `Rows`.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
 
     Raises:
         ValueError: If `inner` accumulates gradients over steps, or has a slot without a row for

@@ -116,12 +116,12 @@ class precision_policy(StoredSlots):
     at the cost of random numbers.
 
     Numbers above the range of a dtype are stored as the largest number of the dtype, and tiny
-    numbers as zero. If a mean square is rounded to zero (below 3e-8 in float16, below 1e-3 in
-    float8_e4m3fn), Adam's steps become up to :math:`1 / \sqrt{1 - b_2}` times too large.
-    `quantized_state` avoids this problem by a scale per block.
+    numbers as zero: below 3e-8 in float16, below 1e-3 in float8_e4m3fn. If a mean square is rounded
+    to zero, Adam's steps become up to :math:`1 / \sqrt{1 - b_2}` times too large. `quantized_state`
+    avoids this problem by a scale per block.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to a dtype.
             For a complex dtype, the dtype of its parts is used.
         compute_dtype: The dtype to which gradients, params and slots are cast before the step,
@@ -229,10 +229,10 @@ class offloaded(Wrapper):
 
     `init` moves the arrays of the state to host memory, with their shardings. Inside the jitted
     step each array is copied to the device, updated and copied back. Between steps, the state takes
-    no device memory. On an H200, XLA fetched the whole state before the computation, so the peak
-    memory of a step was the same as for a state on the device. :func:`fnopt.layered_step` fetches
-    one layer at a time. Scalars (step counts) stay on the device. The updates are bitwise equal to
-    the updates of the inner optimizer.
+    no device memory. On an H200, XLA fetched the whole state before the computation. Therefore the
+    peak memory of a step was the same as for a state on the device. :func:`fnopt.layered_step`
+    fetches one layer at a time. Scalars (step counts) stay on the device. The updates are bitwise
+    equal to the updates of the inner optimizer.
 
     The state has the structure of the inner optimizer's state. On a CPU the same program runs, and
     host and device memory are identical. Put other wrappers, such as `quantized_state` and
@@ -244,7 +244,7 @@ class offloaded(Wrapper):
     or with only the state donated, the process aborts ("memory kind does not match").
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         memory_kind: The kind of memory, as in `jax.sharding.Sharding`. Inside `jax.jit`, only
             `'pinned_host'` and the device's kind are possible.
 

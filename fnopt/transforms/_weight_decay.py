@@ -211,7 +211,7 @@ class cautious(Wrapper):
     `cautious`: `chain(cautious(adam(rate)), independent_weight_decay(rate * decay))`.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, a `Transformation` or any (init, update) pair.
         eps: :math:`\epsilon`, the lower bound of :math:`\bar m` in the rescaling.
 
     Example:

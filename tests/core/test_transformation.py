@@ -185,7 +185,7 @@ def test_state_of_other_params():
 
 
 def test_chain_of_nothing():
-    with pytest.raises(ValueError, match=r"chain: no transform is given"):
+    with pytest.raises(ValueError, match=r"chain: got no transform"):
         fnopt.chain()
 
 

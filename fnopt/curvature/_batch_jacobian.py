@@ -50,8 +50,8 @@ def batch_jacobian(
 
     Args:
         residual_fn: `fn(params, example)` for ONE example returns an array or a tree of arrays.
-            A sequence of such functions, each with its own batch (interior and boundary
-            points), gives one Jacobian with concatenated rows.
+            A sequence of such functions, with one batch per function (interior and boundary
+            points), results in one Jacobian with concatenated rows.
         method: `'ghost'` uses the formula above, and forms Jacobian rows only for params without a
             rule (:func:`fnopt.gradients.ghost_report` lists these params). `'formed'` computes the
             whole Jacobian by `jax.vmap`. `'auto'` chooses the method that needs less memory per

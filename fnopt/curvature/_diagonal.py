@@ -92,8 +92,9 @@ def hessian_diagonal(
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
-            the same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then include the examples of all devices,
+            and the result is equal on all devices. With `None`, sums include the examples of this
+            call.
 
     Returns:
         A function `(params, key, batch=None)` -> an `Estimate` of trees like the params, float32
@@ -205,8 +206,9 @@ def ggn_diagonal(
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
-            the same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then include the examples of all devices,
+            and the result is equal on all devices. With `None`, sums include the examples of this
+            call.
 
     Returns:
         A function `(params, batch)` -> a tree like the params.

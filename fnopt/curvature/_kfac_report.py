@@ -21,7 +21,7 @@ class KfacRule(NamedTuple):
 
     Attributes:
         name: The path of the param.
-        shape: Its shape.
+        shape: The shape of the param.
         block: `'kronecker'`, `'dense'`, `'diagonal'`, or `'none'` for a param that the model
             doesn't use.
         factors: The sizes of the factors, such as `'785 x 128'`. `'bias of w'` means that the param
@@ -30,7 +30,7 @@ class KfacRule(NamedTuple):
             split into blocks. A param that is split before the product has several factors.
         why: The reason for this kind of block.
         bytes: Size of the param's state in bytes: momentum, factors and inverses. State shared by
-            several params is counted only for the first one.
+            several params is counted only for the first param.
     """
 
     name: str

@@ -69,7 +69,7 @@ class KroneckerSpec(NamedTuple):
             or `None`.
         sharing: `'expand'` or `'reduce'`.
         max_side: The largest side of a dense factor.
-        eigenbasis: Whether blocks are corrected in their eigenbases.
+        eigenbasis: Whether second moments in the eigenbases replace the eigenvalues (EKFAC).
         name: The public function that the user called, for messages.
         axis_name: The named axis along which a larger batch is sharded, if any.
     """

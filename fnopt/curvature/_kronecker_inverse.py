@@ -141,7 +141,7 @@ def _restore_order(
 
 
 class BlockStack(NamedTuple):
-    """Blocks of equal shape that are inverted and multiplied together.
+    """Blocks of equal shape, to invert and multiply in one batch.
 
     With stacks, the program size grows with the number of distinct sides instead of the number of
     layers.
@@ -201,8 +201,8 @@ def inverse_factors(
 ) -> tuple[Factors, ...]:
     r"""Inverses of the damped factors of all blocks, with the shapes of the factors.
 
-    Factors of equal width are inverted together. If the factors are on a mesh, each device inverts
-    a share of them.
+    Factors of equal width are inverted in one batch. If the factors are on a mesh, each device
+    inverts a share of the factors.
 
     Args:
         stacks: The blocks.

@@ -160,8 +160,7 @@ def drawn_rows(
 
     Args:
         loss: A negative log-likelihood.
-        draw: Function of a key, the outputs of an example and the example that returns the example
-            with a sampled label.
+        draw: `draw(key, outputs, example)` returns the example with a sampled label.
         outputs: `[n, C]`.
         batch: The examples.
         key: The key.
@@ -231,6 +230,6 @@ def _eigen(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> tuple[jax
     # If the loss isn't convex, negative curvature is set to zero.
     if size == 1:
         return jnp.maximum(hessian[:, :, 0], 0), jnp.ones_like(hessian)
-    # Symmetrized, because the rounding of the two triangles differs.
+    # The two triangles of the Hessian have different rounding errors, so it is symmetrized.
     values, vectors = jnp.linalg.eigh((hessian + hessian.transpose(0, 2, 1)) / 2)
     return jnp.maximum(values, 0), vectors

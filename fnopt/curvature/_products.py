@@ -37,12 +37,13 @@ def hvp(
 
     Args:
         fn: `fn(params) -> scalar`; or, with a batch, `fn(params, example) -> scalar` for ONE
-            example; values are averaged over the batch.
+            example, whose values are averaged (or summed) over the batch.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
-            the same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then include the examples of all devices,
+            and the result is equal on all devices. With `None`, sums include the examples of this
+            call.
 
     Returns:
         A function `(params, v, batch=None)` -> `H v`; `v` and `H v` are trees like the params.
@@ -79,8 +80,8 @@ def hvp(
         if batch is None:
             if axis_name is not None:
                 raise ValueError(
-                    f"hvp: got axis_name={axis_name!r} but no batch. Pass the batch that is "
-                    "sharded along this axis, or omit axis_name."
+                    f"hvp: got axis_name={axis_name!r} but no batch, expected both or neither. "
+                    "Pass the batch that is sharded along this axis, or omit axis_name."
                 )
             return total(params, None)
         return sum_over_examples(total, params, batch, reduction, chunk_size, "hvp", axis_name)
@@ -102,8 +103,8 @@ def ggn_vp(
               J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \quad
               H_i = \nabla^2_f\, \ell(f, x_i)
 
-    `G` is the Hessian without the second derivatives of the model. It is positive semidefinite if
-    the loss is convex in the outputs. For the squared error and the cross-entropy of logits it is
+    `G` is the Hessian without the second derivatives of the model. `G` is positive semidefinite if
+    the loss is convex in the outputs. For the squared error and the cross entropy of logits, `G` is
     the Fisher matrix.
 
     Args:
@@ -112,8 +113,9 @@ def ggn_vp(
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
-            the same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then include the examples of all devices,
+            and the result is equal on all devices. With `None`, sums include the examples of this
+            call.
 
     Returns:
         A function `(params, v, batch)` -> `G v`; `v` and `G v` are trees like the params.
@@ -179,8 +181,9 @@ def fisher_vp(
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
-            the same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then include the examples of all devices,
+            and the result is equal on all devices. With `None`, sums include the examples of this
+            call.
 
     Returns:
         A function `(params, v, batch)` -> `F v`; `v` and `F v` are trees like the params.

@@ -81,10 +81,11 @@ def best_combination(
         push: `v -> J v`, the outputs of all examples.
         hessian_product: The product with the Hessian of the mean loss with respect to the outputs.
         gradient: `g`, the gradient of the whole objective, as matrices.
-        directions: `d` and `m`; the second one may be zero.
+        directions: `d` and `m`; `m` may be zero.
         damping: :math:`\lambda`.
         l2: :math:`\eta`.
-        total: Function from the sum over this device's examples to the sum over all examples.
+        total: Function that sums over devices: from sums over this device's examples to sums over
+            all examples.
 
     Returns:
         The weights; NaN if the model has no minimum.

@@ -1,4 +1,4 @@
-r"""Detection of cross-entropies, which are linear in scores and in log-sum-exps of scores.
+r"""Detection of cross entropies, which are linear in scores and in log-sum-exps of scores.
 
 Let scores :math:`z = B f + c` be linear in the outputs of the model, :math:`p` their softmax,
 and the loss linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`. Then
@@ -51,7 +51,7 @@ class _Value(NamedTuple):
     """The abstract value of a variable in the jaxpr of a loss.
 
     Attributes:
-        value: The value.
+        value: The array.
         kind: `'constant'`, `'scores'` (linear in the outputs), `'linear'` (linear in outputs and
             log-sum-exps), `'exp'` (exponential of scores), `'sum'` (sum of exponentials), or
             `'other'`.
@@ -141,9 +141,10 @@ def _read(
         loss: The loss.
         f: The outputs.
         example: The example.
-        taps: Zeros that are added to the logarithms of sums.
+        taps: Zeros to add to the log-sum-exps. The derivatives of the loss with respect to `taps`
+            are the weights `w`.
     """
-    # The jaxpr is inspected and not the name of the loss, so that a user's cross-entropy is
+    # The jaxpr is inspected and not the name of the loss, so that a user's cross entropy is
     # recognized too.
     closed = jax.make_jaxpr(lambda f, example: loss(f, example))(f, example)
     reader = _Reader(taps)
@@ -209,7 +210,7 @@ def _is_custom_rule(eqn: Any, scope: str) -> bool:
 
 
 def _is_linear(eqn: Any, ins: list[_Value]) -> bool:
-    """Whether an equation is linear in its linear operands."""
+    """Whether an equation is linear in the operands that depend on the outputs of the model."""
     name, varying = eqn.primitive.name, [x.kind != "constant" for x in ins]
     if name in {"add", "sub", "add_any"} or name in _LINEAR:
         return True

@@ -68,13 +68,13 @@ def make_perturbed_fun(
     differentiated. Therefore an argmax, a ranking or an assignment has derivatives of any order.
 
     Args:
-        fun: A traceable function of a tree of floating arrays. It may return numbers of any dtype;
-            integers and bools are converted to floats.
+        fun: A traceable function of a tree of floating arrays, which returns numbers of any dtype.
+            Integers and bools are converted to floats.
         num_samples: The number of noisy inputs.
         sigma: :math:`\sigma`, a positive number.
         noise: The distribution of :math:`z`: `Gumbel()`, `Normal()`, or any object with
             `sample(key, shape, dtype)` and `log_prob(z)`.
-        use_baseline: Whether to subtract :math:`f(x)` in derivatives, which reduces their variance.
+        use_baseline: Whether to subtract :math:`f(x)` in derivatives to reduce their variance.
 
     Returns:
         A function `perturbed(key, x)`, which returns a tree like `fun(x)` in float32 or wider.

@@ -61,8 +61,8 @@ def check_elementwise(
 
     Sums with support for shards (norms, inner products) are allowed, because they include all
     devices. Matrix methods are allowed, because they gather their matrices. The check compares the
-    jaxprs for a shard and for the whole leaf. They differ if a method depends on the leaf's shape
-    (factors of a matrix, a mean over elements).
+    jaxprs for a shard and for the whole leaf. These jaxprs differ if a method depends on the leaf's
+    shape (factors of a matrix, a mean over elements).
     """
     functions = [name for name, x in extra_args.items() if callable(x)]
     if functions:
@@ -133,7 +133,7 @@ def _program(
 
 
 def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:
-    """All equations outside of sums over shards, each with its enclosing jitted function."""
+    """Yield all equations outside of sums over shards, with the name of the jitted function."""
     for eqn in jaxpr.eqns:
         # Operations in this scope include the shards of all devices, so they may mix elements.
         if any(SHARD_SUM in part for part in jaxprs.name_scopes(eqn)):

@@ -67,13 +67,13 @@ class diloco(Transformation):
     feedback), so rounding delays updates but doesn't lose them.
 
     Use `diloco` inside `jax.shard_map` (or `jax.vmap` with a name), where each worker has its own
-    params and state. Outside, params and state have a leading axis of workers. `update` takes two
-    additional scalars per worker: `num_examples`, its weight :math:`n_k`, and `participates`,
-    whether it participates in this synchronization. Workers that don't participate also receive the
-    common params. If no worker participates, :math:`\phi` doesn't change. A worker with non-finite
-    params or weight, or a weight that isn't positive, is excluded. `apply_if_finite` around `inner`
-    keeps a worker's params finite. Otherwise a worker with NaN params can't recover, because NaN
-    plus an update is NaN.
+    params and state. Outside of `jax.shard_map`, params and state have a leading axis of workers.
+    `update` has two optional scalars per worker: `num_examples`, the weight :math:`n_k`, and
+    `participates`, whether the worker participates in this synchronization. Workers that don't
+    participate also receive the common params. If no worker participates, :math:`\phi` doesn't
+    change. A worker with non-finite params or weight, or a weight that isn't positive, is excluded.
+    `apply_if_finite` around `inner` keeps a worker's params finite. Otherwise a worker with NaN
+    params can't recover, because NaN plus an update is NaN.
 
     A synchronization returns updates that `apply_updates` adds, so the params equal :math:`\phi` up
     to the rounding of a sum. `fnopt.slots(state)["anchor"]` is :math:`\phi`, equal on all workers.
@@ -174,7 +174,7 @@ class diloco(Transformation):
             return to_anchor, new_anchor, outer_state, error
 
         is_synchronization = count % jnp.asarray(self.every, count.dtype) == 0
-        # Workers communicate only in steps that end a round.
+        # `cond` and not `where`, so that workers communicate only in synchronizations.
         updates, anchor, outer_state, error = jax.lax.cond(
             is_synchronization,
             synchronize,

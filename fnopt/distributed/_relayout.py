@@ -228,7 +228,7 @@ def _sharded_leaf(mesh: Any, _: str, x: Any, fresh: Any) -> Any:
 def _recode_differing_blocks(
     parts: Any, whole: Any, recode: Callable[[], Any] | None
 ) -> dict[str, Any]:
-    """Quantize slots again whose blocks differ between shards and whole leaves; key them by name.
+    """Quantize again the slots whose blocks differ between shards and whole leaves, keyed by name.
 
     If `recode` is None, raise a ValueError that names the first such slot.
     """

@@ -49,7 +49,7 @@ class sharded(Wrapper):
 
     Quantized slots (`quantized_state`) have the same blocks as the whole leaf. If shards contain
     whole blocks, the result equals the result of `inner` bit for bit. A block that crosses a shard
-    boundary is split into two blocks with separate scales. Its numbers are then rounded
+    boundary is split into two blocks with separate scales. The numbers of such a block are rounded
     differently, with the same error bound.
 
     Outside of `shard_map` the arrays of the state have shape `[1, ..., N * ceil(size / N)]`,

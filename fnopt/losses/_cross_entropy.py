@@ -1,4 +1,4 @@
-"""Cross-entropies of logits (softmax, sigmoid, focal), and label smoothing."""
+"""Cross entropies of logits (softmax, sigmoid, focal), and label smoothing."""
 
 from __future__ import annotations
 

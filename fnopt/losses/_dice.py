@@ -52,7 +52,8 @@ def dice_loss(
     .. math:: \ell_c &= 1 - \frac{I_c + s}{I_c + \alpha\, (P_c - I_c) + \beta\, (T_c - I_c) + s}, \\
               I_c &= \sum p_c t_c, \quad P_c = \sum p_c, \quad T_c = \sum t_c
 
-    With :math:`\alpha = \beta = \tfrac12` it is the Dice loss, with other values the Tversky loss.
+    With :math:`\alpha = \beta = \tfrac12` this is the Dice loss, with other values the Tversky
+    loss.
 
     Args:
         predictions: Logits `[B, ..., C]`, floating (probabilities if `apply_softmax` is False).
@@ -92,7 +93,7 @@ def dice_loss(
     axis = tuple(range(1, p.ndim - 1)) if axis is None else axis
     smooth, alpha, beta = (jnp.asarray(x, dtype) for x in (smooth, alpha, beta))
     overlap = jnp.sum(p * targets, axis=axis)
-    # Sums of products and not P - I and T - I, which would cancel for nearly equal regions.
+    # Sums of products, because the differences P - I and T - I cancel for nearly equal regions.
     false_positives = jnp.sum(p * (1 - targets), axis=axis)
     false_negatives = jnp.sum(targets * (1 - p), axis=axis)
     loss = 1 - _ratio(

@@ -144,7 +144,7 @@ def _log(p: jax.Array) -> jax.Array:
 def kl_divergence(
     log_predictions: Any, targets: Any, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The Kullback-Leibler divergence of a predicted distribution from the true one.
+    r"""The Kullback-Leibler divergence of a predicted distribution from the true distribution.
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i p_i \left( \log p_i - \log q_i \right)
 

@@ -193,7 +193,7 @@ def triplet_margin_loss(
     margin: Any = 1.0,
     eps: Any = 1e-6,
 ) -> jax.Array:
-    r"""The triplet margin loss, zero if anchors are closer to positives than negatives by a margin.
+    r"""The triplet margin loss: anchors should be closer to positives than to negatives.
 
     .. math:: \ell = \max\left( 0,\, d(a, p) - d(a, n) + m \right), \qquad
               d(x, y) = \Bigl( \sum_i |x_i - y_i|^q + \epsilon \Bigr)^{1/q}

@@ -121,8 +121,8 @@ class OrthonormalFrames(Manifold):
         \mathrm{retract}(X, V) = X Y_1 + N (I + Y_1) / 2
 
     The Cayley transform takes one linear solve of size `p`, exists for every `V`, and agrees with
-    the geodesic to second order. `local` is the inverse. `transport` projects onto the tangent
-    space.
+    the geodesic to second order. `local` is the inverse of the retraction. `transport` projects
+    onto the tangent space.
 
     Example:
         >>> import jax.numpy as jnp
@@ -164,8 +164,8 @@ class OrthonormalFrames(Manifold):
         Y1 = matmul(_transpose(x), y)
         normal = y - matmul(x, Y1)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
-        # The inverse of the Cayley transform: normal = N (I + Y1) / 2, and with K = A / 2 - S,
-        # K (I + Y1) = Y1 - I and S (I + Y1) = N^T normal / 2.
+        # The inverse of the Cayley transform, from normal = N (I + Y1) / 2 and Y1 - I = K (I + Y1)
+        # with K = A / 2 - N^T N / 4.
         N = 2 * _solve_right(normal, eye + Y1)
         A = _solve_right(2 * (Y1 - eye) + matmul(_transpose(N), normal), eye + Y1)
         return matmul(x, A) + N

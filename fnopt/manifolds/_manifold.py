@@ -11,6 +11,10 @@ import jax.numpy as jnp
 from fnopt.core import Value
 
 
+def _missing(manifold: Any, method: str) -> str:
+    return f"{type(manifold).__name__} lacks a method expected of every Manifold: define {method}."
+
+
 class Manifold(Value):
     r"""Base class of manifolds; the last axes of an array are a point, leading axes are batch axes.
 
@@ -50,15 +54,15 @@ class Manifold(Value):
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """Move a point along a tangent."""
-        raise NotImplementedError(f"{type(self).__name__} must define retract(self, x, v)")
+        raise NotImplementedError(_missing(self, "retract(self, x, v)"))
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """Tangent at `x` whose retraction is `y`."""
-        raise NotImplementedError(f"{type(self).__name__} must define local(self, x, y)")
+        raise NotImplementedError(_missing(self, "local(self, x, y)"))
 
     def nearest(self, y: jax.Array) -> jax.Array:
         """Point of the set close to an array."""
-        raise NotImplementedError(f"{type(self).__name__} must define nearest(self, y)")
+        raise NotImplementedError(_missing(self, "nearest(self, y)"))
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether arrays of this shape contain points."""

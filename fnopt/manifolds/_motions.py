@@ -18,8 +18,8 @@ class RigidMotions(Manifold):
 
     Tangents are `(u, omega)`, a translation and a rotation vector in the frame of the pose. Their
     shape is `[..., 6]` in space and `[..., 3]` in the plane. To first order the retraction equals
-    the exponential map of the group, so covariances of tangents are equal for both. `local` is the
-    inverse of the retraction. It defines relative poses in the same way as g2o and GTSAM's `Pose2`.
+    the exponential map of the group, so covariances of tangents are equal for both maps. `local` is
+    the inverse of the retraction. `local` defines relative poses like g2o and GTSAM's `Pose2`.
 
     Args:
         size: The dimension of the space, 2 or 3.

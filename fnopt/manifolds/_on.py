@@ -70,7 +70,8 @@ on(SO3, SO3.nearest(value)).
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _raise_type_error
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _raise_type_error
     __neg__ = __getitem__ = _raise_type_error
-    __array_ufunc__ = None  # NumPy then calls the reflected methods above and doesn't make an array
+    # NumPy then calls the reflected methods above instead of making an object array.
+    __array_ufunc__ = None
 
     def __repr__(self) -> str:
         value = self.value

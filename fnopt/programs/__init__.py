@@ -1,4 +1,4 @@
-"""Reading and evaluating jaxprs, and eager calls that compile each program once.
+"""Analysis and evaluation of jaxprs, and eager calls that compile each program once.
 
 Only this package knows the structure of jaxprs, which may change with a release of JAX.
 """

@@ -30,7 +30,7 @@ def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
 
     Args:
         fn: A function of pytrees of arrays.
-        *args: Its arguments.
+        *args: The arguments of `fn`.
 
     Returns:
         The result of `fn`.
@@ -82,8 +82,8 @@ def jit_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
 def tiered_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
     """Call `fn(*args, **static)` like :func:`jit_call`, but compile only if this saves time.
 
-    NumPy runs the program until its runs have taken as long as a compilation: see
-    :class:`TieredProgram`. Use it for programs that a user calls a few times with small arrays.
+    NumPy runs the program until the runs have taken as long as a compilation (see
+    :class:`TieredProgram`). Use `tiered_call` for programs that run a few times with small arrays.
 
     Args:
         fn: A function that reads only its arguments, not a closure.
@@ -136,7 +136,7 @@ def _call(
 
 
 def is_on_one_device(args: Any) -> bool:
-    """Whether a program of the arrays runs eagerly on a single device."""
+    """Whether all arrays are concrete and on a single device each, and no mesh is set."""
     is_concrete = not has_tracers(args) and jax.sharding.get_abstract_mesh().empty
     return is_concrete and all(
         len(leaf.sharding.device_set) == 1

@@ -21,7 +21,7 @@ class Scan(NamedTuple):
 
     Attributes:
         body: A jaxpr from constants, carry and slices to carry and rows, for one iteration.
-        consts: The number of leading inputs that are the same in all iterations.
+        consts: The number of leading inputs, which are constant over the iterations.
         carry: The number of subsequent inputs, which each iteration replaces.
         length: The number of iterations.
         reverse: Whether the slices are used from last to first.
@@ -79,7 +79,7 @@ class ShardMap(NamedTuple):
 
     Attributes:
         body: The jaxpr that each device runs.
-        devices: Number of devices that run it.
+        devices: The number of devices.
     """
 
     body: SubJaxpr
@@ -115,7 +115,7 @@ def call_view(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[SubJaxpr, list[T]
 
     Args:
         eqn: An equation.
-        inputs: Its inputs.
+        inputs: The inputs of the equation, of any type.
 
     Returns:
         `(jaxpr, inputs)` for the equations that `called_jaxpr` reads and for linear solves (only

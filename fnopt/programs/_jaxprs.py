@@ -1,4 +1,4 @@
-"""Reading jaxprs: the jaxprs inside an equation, calls, and evaluation."""
+"""Analysis of jaxprs: the jaxprs inside an equation, calls, and evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SubJaxpr(NamedTuple):
     """A jaxpr inside an equation.
 
     Attributes:
-        param: The name of the parameter that contains it: `'jaxpr'`, `'branches'`, `'body_jaxpr'`.
+        param: The name of the equation's parameter: `'jaxpr'`, `'branches'`, `'body_jaxpr'`.
         jaxpr: The open jaxpr.
         consts: The values of its `constvars`.
     """
@@ -61,7 +61,7 @@ def names_value(eqn: jex.JaxprEqn) -> bool:
 
 
 def sub_jaxprs(eqn: jex.JaxprEqn) -> list[SubJaxpr]:
-    """All jaxprs in an equation's parameters, in their order, including jaxprs in tuples.
+    """List all jaxprs in an equation's parameters, in order, including jaxprs in tuples.
 
     Example:
         >>> from fnopt.programs import jaxprs
@@ -93,9 +93,9 @@ def _subs(name: str, value: Any) -> Iterator[SubJaxpr]:
 def called_jaxpr(eqn: jex.JaxprEqn) -> SubJaxpr | None:
     """The jaxpr that a call, a remat or a custom-rule call runs on the equation's inputs.
 
-    Its `invars` and `outvars` correspond to the equation's `invars` and `outvars`, in the same
-    order. `None` for all other equations, including loops and branches, and for calls of an unknown
-    form.
+    The `invars` and `outvars` of the jaxpr correspond to the `invars` and `outvars` of the
+    equation, in order. `None` for all other equations, including loops and branches, and for calls
+    of an unknown form.
     """
     if not (is_call(eqn) or is_remat(eqn) or is_custom_rule(eqn)):
         return None
@@ -148,7 +148,7 @@ def _without_vmap(part: str) -> str:
 
 
 class Environment:
-    """The values of a jaxpr's variables while its equations are run or interpreted.
+    """Map from the variables of a jaxpr to their values, for an evaluation of the jaxpr.
 
     Args:
         jaxpr: The jaxpr to run.

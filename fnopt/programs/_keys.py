@@ -138,7 +138,7 @@ class _Keys:
 
 
 class _RunKeys(_Keys):
-    """Keys of jaxprs that are only evaluated, which omit derivative rules."""
+    """Keys of jaxprs that are never differentiated; these keys omit derivative rules."""
 
     def closed(self, closed: ClosedJaxpr) -> tuple[Any, ...]:
         try:

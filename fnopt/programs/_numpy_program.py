@@ -41,8 +41,8 @@ class NumpyProgram:
     Args:
         jaxpr: The program.
         consts: The constants of the jaxpr; None if the constants are the first arguments.
-        structure: The structure of its results.
-        device: The device of its results, if its arguments are committed to a device.
+        structure: The structure of the results.
+        device: The device of the results, if the arguments are committed to a device.
 
     Raises:
         NotInNumpyError: If the program has effects other than callbacks, large arrays, or arrays

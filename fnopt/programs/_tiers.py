@@ -21,7 +21,7 @@ _SETTINGS = ("jax_enable_x64", "jax_default_device", "jax_debug_nans", "jax_debu
 
 
 def call_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the settings, placements and types of a call, on which its program depends."""
+    """Return the settings, shardings and types on which the program of a call depends."""
     placements = {x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed}
     settings = tuple(getattr(_CONFIG, name) for name in _SETTINGS)
     return settings, frozenset(placements), *map(jax.typeof, arrays)
@@ -36,8 +36,9 @@ class TieredProgram:
 
     Args:
         fn: The function.
-        types: The `call_types` of its arguments.
-        jaxpr: Its jaxpr if known, whose constants are the first arguments; it returns a list.
+        types: The `call_types` of the arguments.
+        jaxpr: The jaxpr of the function, if known. The constants of the jaxpr are then the first
+            arguments, and the result is a list.
     """
 
     def __init__(self, fn: Callable[..., Any], types: tuple[Any, ...], jaxpr: Any = None) -> None:

@@ -91,7 +91,7 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
     Args:
         fn: A function of pytrees of arrays. Derivative rules (`jax.custom_jvp`) are compared up to
             the second derivative with respect to the first argument.
-        *args: Its arguments, or their shapes and dtypes.
+        *args: The arguments of `fn`, or their shapes and dtypes.
 
     Returns:
         The function as a value. None if the function closes over tracers, has a `jax.custom_vjp`,

@@ -49,7 +49,7 @@ def convert_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., A
     """Convert a closure to a function of the tracers that it captures.
 
     `jax.closure_convert` leaves integers and booleans in the closure. A `jax.custom_jvp` around
-    the function would close over them, and its derivative wouldn't compile under `jax.jit`.
+    such a function closes over tracers, and its derivative doesn't compile under `jax.jit`.
 
     Args:
         fn: A function of pytrees of arrays.

@@ -209,7 +209,7 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
     """Compute the multiplier of the hyperplane by bisection between breakpoints.
 
     The constraint violation is a decreasing, piecewise linear function of the multiplier. With
-    infinite bounds it also decreases beyond the outer breakpoints, where its zero is explicit.
+    infinite bounds, it also decreases beyond the outer breakpoints. There it is linear.
     """
     has_weight = w != 0
     # Entries with weight 0 don't depend on the multiplier, so they have no breakpoint.

@@ -88,8 +88,8 @@ def length(tree: Any, dtype: Any) -> tuple[jax.Array, Any, jax.Array]:
     """Compute the Euclidean norm of a tree without overflow or underflow.
 
     Returns:
-        The norm of the scaled tree, the scaled tree, and the scale. The norm of the tree is norm
-        times scale; for a tree of zeros it is 0, with derivative 0.
+        The norm of the scaled tree (0 with derivative 0 for a tree of zeros), the scaled tree, and
+        the scale.
     """
     top = largest_modulus(tree, real_dtype(dtype))
     unit = divide(tree, top)

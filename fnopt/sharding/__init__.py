@@ -2,8 +2,8 @@
 
 On a mesh with explicit axes, and inside `jax.shard_map`, the type of an array contains its
 sharding. JAX then raises an error for an operation whose result could be sharded in several ways.
-The functions of this package choose the sharding for the whole library. On other meshes, they are
-equal to the functions of JAX.
+The functions of this package choose the sharding for the whole library. On other meshes, these
+functions are equal to JAX's functions.
 """
 
 from __future__ import annotations

@@ -171,12 +171,12 @@ def row_shards() -> int:
 
 
 def psum_rows(sums: Any) -> Any:
-    """Add the sums over each device's rows to the sum over the rows of all devices."""
+    """Sum over devices: from sums over each device's rows to the sum over all rows."""
     return jax.lax.psum(sums, row_axes()) if row_axes() else sums
 
 
 def pmax_rows(x: jax.Array) -> jax.Array:
-    """Reduce the maxima over each device's rows to the maximum over the rows of all devices."""
+    """Maximum over devices: from maxima over each device's rows to the maximum over all rows."""
     return jax.lax.pmax(x, row_axes()) if row_axes() else x
 
 

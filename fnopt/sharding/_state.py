@@ -1,4 +1,4 @@
-"""Optimizer states that are sharded like their params, and steps with further sharded slots (ZeRO).
+"""Optimizer states sharded like their params, and steps with slots over additional axes (ZeRO).
 
 The slots of a fresh state have the shardings of their params; counts and other numbers are
 replicated over the params' mesh.

@@ -78,7 +78,7 @@ def _strong(x: Any) -> jax.Array:
 
 
 def _map_promoted(fn: Callable[..., Any], *trees: Any) -> Any:
-    """Map a function over leaves, in their common dtype."""
+    """Map a function over leaves, with the result in the common dtype of the leaves."""
     return jax.tree.map(lambda *xs: compute_wide(fn, promoted_dtype(*xs), *xs), *trees)
 
 
@@ -173,7 +173,7 @@ def scale(scalar: Any, tree: Any) -> Any:
     r"""A number times a tree: :math:`a\, x`.
 
     Args:
-        scalar: :math:`a`, a number. It never widens a floating leaf.
+        scalar: :math:`a`, a number. A real number doesn't widen a floating leaf.
         tree: :math:`x`.
 
     Returns:
@@ -198,8 +198,8 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
     r"""The sum of a tree and a scaled tree: :math:`x + a\, y`.
 
     Args:
-        tree_x: :math:`x`; a `None` in it stays `None`.
-        scalar: :math:`a`, a number. It never widens a floating leaf.
+        tree_x: :math:`x`; a leaf `None` stays `None`.
+        scalar: :math:`a`, a number. A real number doesn't widen a floating leaf.
         tree_y: :math:`y`, of the same structure.
 
     Returns:

@@ -27,10 +27,10 @@ def zeros_like(tree: Any, dtype: Any = None) -> Any:
 
     Args:
         tree: A tree of arrays.
-        dtype: The dtype; by default each leaf's own dtype.
+        dtype: The dtype; by default the dtype of each leaf.
 
     Returns:
-        A tree of the same structure, shapes and sharding.
+        A tree with the structure, shapes and shardings of `tree`.
 
     Example:
         >>> from fnopt import tree
@@ -46,10 +46,10 @@ def ones_like(tree: Any, dtype: Any = None) -> Any:
 
     Args:
         tree: A tree of arrays.
-        dtype: The dtype; by default each leaf's own dtype.
+        dtype: The dtype; by default the dtype of each leaf.
 
     Returns:
-        A tree of the same structure, shapes and sharding.
+        A tree with the structure, shapes and shardings of `tree`.
 
     Example:
         >>> from fnopt import tree
@@ -66,10 +66,10 @@ def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
     Args:
         tree: A tree of arrays.
         fill_value: The number.
-        dtype: The dtype; by default each leaf's own dtype.
+        dtype: The dtype; by default the dtype of each leaf.
 
     Returns:
-        A tree of the same structure, shapes and sharding.
+        A tree with the structure, shapes and shardings of `tree`.
 
     Example:
         >>> from fnopt import tree
@@ -244,7 +244,7 @@ def random_like(
         target_tree: A tree of arrays.
         sampler: `sampler(key, shape, dtype)`; a sampler with an `out_sharding` parameter also
             receives the sharding of the leaf.
-        dtype: The dtype; by default each leaf's own dtype.
+        dtype: The dtype; by default the dtype of each leaf.
 
     Returns:
         A tree of the same structure and shapes.

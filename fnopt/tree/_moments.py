@@ -39,7 +39,7 @@ def update_moment(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
         updates: :math:`g`, a tree of gradients; a `None` stays `None`.
         moments: :math:`m`, a tree of the same structure.
         decay: :math:`\beta`.
-        order: :math:`k`; for complex gradients it is the power of the number, not of its modulus.
+        order: :math:`k`; a complex gradient itself is raised to this power, not its modulus.
 
     Returns:
         The new averages, with the dtypes of `moments`.

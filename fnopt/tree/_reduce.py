@@ -14,7 +14,7 @@ from fnopt.errors import leaf_text, leaves_with_names
 from fnopt.numerics import default_float
 from fnopt.tree._arithmetic import check_arrays, common_dtype, names_bad_leaf
 
-# The functions `sum`, `max` and `min` of this module hide Python's.
+# `sum`, `max` and `min` of this module hide Python's builtin functions.
 _add = functools.partial(functools.reduce, jnp.add)
 
 
@@ -91,7 +91,7 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
         squared: Whether to return the square of the norm.
 
     Returns:
-        A real scalar, at least float32. The Euclidean norm is `fnopt.global_norm`. Its derivative
+        A real scalar, at least float32. The Euclidean norm is `fnopt.global_norm`, whose derivative
         at zero is zero.
 
     Raises:

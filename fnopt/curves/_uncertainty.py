@@ -20,8 +20,8 @@ from fnopt.manifolds import in_tangents
 from fnopt.solvers import (
     Solution,
     correlation_of,
-    covariance_along,
     covariance_of,
+    covariance_of_combinations,
     errors_of,
     factor_of,
     residual_deviation,
@@ -198,7 +198,7 @@ def covariance(
     solution, known = solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma)
     if of is None:
         return covariance_of(solution, known)
-    return covariance_along(solution, known, linearised_prediction(of, fit, solution)[1])
+    return covariance_of_combinations(solution, known, linearised_prediction(of, fit, solution)[1])
 
 
 def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:

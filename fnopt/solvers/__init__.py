@@ -32,8 +32,10 @@ from fnopt.solvers.problem._jacobian_check import disagrees as disagrees
 from fnopt.solvers.problem._problem import Problem as Problem
 from fnopt.solvers.problem._scipy import ScipyTable as ScipyTable
 from fnopt.solvers.result._covariance import correlation_of as correlation_of
-from fnopt.solvers.result._covariance import covariance_along as covariance_along
 from fnopt.solvers.result._covariance import covariance_of as covariance_of
+from fnopt.solvers.result._covariance import (
+    covariance_of_combinations as covariance_of_combinations,
+)
 from fnopt.solvers.result._covariance import errors_of as errors_of
 from fnopt.solvers.result._covariance import factor_of as factor_of
 from fnopt.solvers.result._covariance import residual_deviation as residual_deviation

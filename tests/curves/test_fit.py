@@ -224,7 +224,7 @@ def test_params_bounds_and_constraints_by_name():
         constraints={"c": fnopt.fixed(), "b": fnopt.tied(lambda p: p["a"] / 2)},
     )
     np.testing.assert_allclose(held.params["b"], held.params["a"] / 2)
-    assert "c  0.5     (held)" in str(held)
+    assert "c  0.5     (fixed)" in str(held)
     with pytest.raises(
         ValueError, match=r"bounds name \['d'\], expected params of \['a', 'b', 'c'"
     ):

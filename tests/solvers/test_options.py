@@ -297,7 +297,7 @@ def test_a_held_integer_and_a_chain_of_ties():
     errors = fnopt.standard_errors(end)
     assert float(errors["order"]) == 0
     np.testing.assert_allclose(errors["a"], 2.4 * errors["rate"], rtol=1e-4)
-    assert [line.split()[-1] for line in str(end).splitlines() if " order" in line] == ["(held)"]
+    assert [line.split()[-1] for line in str(end).splitlines() if " order" in line] == ["(fixed)"]
     assert int(fnopt.confidence_intervals(end)[0]["order"]) == 2
 
 

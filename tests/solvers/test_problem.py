@@ -84,7 +84,7 @@ def test_constrained_params_and_their_errors():
     text = str(same)
     assert "reduced chi-square" in text
     assert "18 degrees of freedom" in text
-    assert text.count("(held)") == 2
+    assert text.count("(fixed)") == 2
 
 
 def test_nothing_is_retraced_or_lost_under_vmap():

@@ -206,7 +206,7 @@ def test_params_on_manifolds_fixed_and_tied_are_eliminated(x64, monkeypatch):
     np.testing.assert_allclose(band.error, np.sqrt(np.diag(want)), rtol=1e-8, atol=1e-12)
     with pytest.raises(ValueError, match=r"268 variables is sparse.*covariance\(fit, of=function"):
         fnopt.covariance(fit)
-    assert "first/tangent[0]     0   (held)" in str(fit)
+    assert "first/tangent[0]     0   (fixed)" in str(fit)
 
 
 def test_covariance_is_infinite_only_where_the_data_leave_something_open(x64):

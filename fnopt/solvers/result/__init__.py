@@ -1,1 +1,1 @@
-"""The result of a fit: the solution, its covariance, its report."""
+"""Results of least squares: the solution, the covariance of its params, and text reports."""

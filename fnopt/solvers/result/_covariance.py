@@ -21,78 +21,88 @@ Solution = Any  # fnopt.solvers.Solution, whose report imports this file
 class CovarianceFactor(NamedTuple):
     """A factor of the covariance of the params, and the directions that the data determine.
 
-    In float32, variances underflow or overflow before the entries of the factor, so standard errors
-    are computed from the factor.
+    In float32, variances underflow or overflow before the entries of the factor. Therefore standard
+    errors are norms of columns of the factor.
     """
 
-    root: jax.Array  # [k, p], R with C = R^T R, for the directions that the data determine; finite
+    root: jax.Array  # [k, p], R with C = R^T R, restricted to determined directions, so it's finite
     # [p, n], derivative of the params with respect to the scaled fitted variables.
-    scaled: jax.Array
-    # [k, n], orthonormal directions of these variables above rounding noise, else 0.
-    seen: jax.Array
+    tangent: jax.Array
+    # [k, n], orthonormal directions of the scaled variables that the data determine; other rows
+    # are zero.
+    directions: jax.Array
     has_variance: jax.Array  # bool, whether the variance of the data is known
 
     def covariance(self) -> jax.Array:
         """Return the covariance `[p, p]`, infinite for params that the data don't determine."""
-        return _finite_where(self.determined(), matmul(self.root.T, self.root))
+        return _infinite_unless(self.determined(), matmul(self.root.T, self.root))
 
     def correlation(self) -> jax.Array:
         """Return the correlation `[p, p]`: NaN for undetermined params, 0 for fixed params."""
-        each, unit = self.determined(), divide(self.root, norm(self.root))
-        C = matmul(unit.T, unit)
-        return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.nan))
+        determined, normalized = self.determined(), divide(self.root, norm(self.root))
+        C = matmul(normalized.T, normalized)
+        return jnp.where(determined & determined[:, None], C, jnp.full_like(C, jnp.nan))
 
-    def along(self, change: jax.Array) -> jax.Array:
-        r"""Return the covariance `[q, q]` of :math:`G \theta`; infinite where undetermined."""
-        root = matmul(self.root, change.T)
-        return _finite_where(self.determined(change), matmul(root.T, root))
+    def of_combinations(self, G: jax.Array) -> jax.Array:
+        r"""Return the covariance of :math:`G \theta`, `[q, q]`, for the matrix `G`, `[q, p]`.
 
-    def errors(self, change: jax.Array | None = None) -> jax.Array:
-        r"""Return the standard errors of :math:`g^T \theta`, for rows `g` of `change`, `[q, p]`.
-
-        Without `change`, return the standard errors of the params. Errors are infinite for
-        undetermined params or combinations.
+        It is infinite for combinations that the data don't determine.
         """
-        root = self.root if change is None else matmul(self.root, change.T)
+        root = matmul(self.root, G.T)
+        return _infinite_unless(self.determined(G), matmul(root.T, root))
+
+    def errors(self, G: jax.Array | None = None) -> jax.Array:
+        r"""Return the standard errors of :math:`G \theta`, `[q]`, for the matrix `G`, `[q, p]`.
+
+        Without `G`, return the standard errors of the params. Errors are infinite for undetermined
+        params or combinations.
+        """
+        root = self.root if G is None else matmul(self.root, G.T)
         error = norm(root)
-        return jnp.where(self.determined(change), error, jnp.full_like(error, jnp.inf))
+        return jnp.where(self.determined(G), error, jnp.full_like(error, jnp.inf))
 
-    def determined(self, change: jax.Array | None = None) -> jax.Array:
-        r"""Whether the data determine :math:`g^T \theta`, for the rows `g` of `change`, `[q, p]`.
+    def determined(self, G: jax.Array | None = None) -> jax.Array:
+        r"""Whether the data determine :math:`G \theta`, `bool[q]`, for the matrix `G`, `[q, p]`.
 
-        A combination is determined if the component of `g` in the null space of the Jacobian is
-        negligible: less than :math:`\sqrt \epsilon` of the squared norm, in scaled variables.
+        A combination with the coefficients `g` is determined if the component of `g` in the null
+        space of the Jacobian is negligible. In scaled variables, the squared norm of the component
+        is then at most :math:`\sqrt \epsilon` times the squared norm of `g`.
         """
-        g = self.scaled if change is None else matmul(change, self.scaled)
+        g = self.tangent if G is None else matmul(G, self.tangent)
         g = g / initial_scale(jnp.max(jnp.abs(g), axis=1))[:, None]  # so that squares are in range
-        whole = jnp.sum(jnp.square(g), axis=1)
-        rest = whole - jnp.sum(jnp.square(matmul(g, self.seen.T)), axis=1)
-        share = jnp.asarray(jnp.finfo(g.dtype).eps ** 0.5, g.dtype)
-        return self.has_variance & (rest <= share * whole)
+        square = jnp.sum(jnp.square(g), axis=1)
+        null_square = square - jnp.sum(jnp.square(matmul(g, self.directions.T)), axis=1)
+        tolerance = jnp.asarray(jnp.finfo(g.dtype).eps ** 0.5, g.dtype)
+        return self.has_variance & (null_square <= tolerance * square)
 
 
 class SparseCovarianceFactor(NamedTuple):
-    """The covariance of a few linear combinations of params, by a sparse factor."""
+    """The covariance of a few linear combinations of params, by a sparse factorization."""
 
     J: SparseJacobian  # [m, n]
-    tangent: SparseJacobian | None  # [p, n]
+    # [p, n], derivative of the params with respect to the fitted variables; None for the identity.
+    tangent: SparseJacobian | None
     deviation: jax.Array  # standard deviation of the data; infinite without degrees of freedom
-    fixed: jax.Array | None  # [n], variables without variance
+    fixed: jax.Array | None  # [n], mask of variables without variance
 
-    def along(self, change: jax.Array) -> jax.Array:
-        r"""Return the covariance `[q, q]` of :math:`G \theta`; infinite where undetermined."""
-        root = self._root(change)
-        each = jnp.isfinite(jnp.sum(root, axis=1))
-        return _finite_where(each, matmul(root, root.T))
+    def of_combinations(self, G: jax.Array) -> jax.Array:
+        r"""Return the covariance of :math:`G \theta`, `[q, q]`, for the matrix `G`, `[q, p]`.
 
-    def errors(self, change: jax.Array) -> jax.Array:
-        """Return the standard errors of the rows of `change`; infinite if undetermined."""
-        root = self._root(change)
+        It is infinite for combinations that the data don't determine.
+        """
+        root = self._root(G)
+        determined = jnp.isfinite(jnp.sum(root, axis=1))
+        return _infinite_unless(determined, matmul(root, root.T))
+
+    def errors(self, G: jax.Array) -> jax.Array:
+        r"""Return the standard errors of :math:`G \theta`, `[q]`; infinite if undetermined."""
+        root = self._root(G)
         error = norm(root.T)
         return jnp.where(jnp.isfinite(error), error, jnp.inf)
 
-    def _root(self, change: jax.Array) -> jax.Array:
-        rows = change if self.tangent is None else jax.vmap(self.tangent.rmv)(change)
+    def _root(self, G: jax.Array) -> jax.Array:
+        r"""Return the factor `R` of the covariance :math:`R R^T` of :math:`G \theta`."""
+        rows = G if self.tangent is None else jax.vmap(self.tangent.rmv)(G)
         return self.deviation * inverse_root(self.J, rows, self.fixed)
 
 
@@ -111,10 +121,10 @@ def covariance_factor(
     .. math:: C = s^2 (J^T J)^+ = s^2 D^{-1} V \,\mathrm{diag}(1 / \sigma^2)\, V^T D^{-1},
         \qquad J D^{-1} = U \,\mathrm{diag}(\sigma)\, V^T
 
-    where :math:`s^2 = \|r\|^2 / (m - k)`, with `k` the rank, estimates the variance of the data,
-    or is 1 if the residuals are in units of known standard deviations. The columns are scaled
+    where :math:`s^2 = \|r\|^2 / (m - k)`, with the rank `k`, estimates the variance of the data. If
+    the residuals are divided by known standard deviations, :math:`s^2 = 1`. The columns are scaled
     first, so that the rank doesn't depend on the units of the params. Singular values below
-    rounding level are omitted.
+    rounding error are omitted.
 
     Args:
         J: The Jacobian, of shape `[m, n]`.
@@ -123,7 +133,7 @@ def covariance_factor(
         dof: The degrees of freedom, int32.
         T: The derivative of the params with respect to the variables, `[p, n]`; None for the
             identity.
-        absolute_sigma: Whether the residuals are in units of known standard deviations.
+        absolute_sigma: Whether the residuals are divided by known standard deviations.
         fixed: Mask of the fixed variables, `[n]`, which have no variance.
 
     Returns:
@@ -132,30 +142,31 @@ def covariance_factor(
     n = J.shape[1]
     free = jnp.ones(n, J.dtype) if fixed is None else (~fixed).astype(J.dtype)
     J = J * free
-    # The derivative of an SVD is infinite for equal singular values; it only selects directions
-    # here.
-    still = lax.stop_gradient(J)
-    scale = initial_scale(norm(still))
-    factors = singular_factors(still / scale, jnp.zeros_like(still[:, 0]))
-    rank = numerical_rank(factors.s, max(still.shape))
-    kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
-    seen = jnp.where(kept[:, None], factors.Vt, jnp.zeros_like(factors.Vt))
-    root = seen / jnp.where(kept, factors.s, jnp.ones_like(factors.s))[:, None]
+    # The derivative of an SVD is infinite for equal singular values. Here the SVD only selects
+    # directions; `_inverse_root` defines the derivative of the factor.
+    constant_J = lax.stop_gradient(J)
+    scale = initial_scale(norm(constant_J))
+    factors = singular_factors(constant_J / scale, jnp.zeros_like(constant_J[:, 0]))
+    rank = numerical_rank(factors.s, max(constant_J.shape))
+    in_rank = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
+    directions = jnp.where(in_rank[:, None], factors.Vt, jnp.zeros_like(factors.Vt))
+    root = directions / jnp.where(in_rank, factors.s, jnp.ones_like(factors.s))[:, None]
     root = _inverse_root(root, matmul((J / scale).T, J / scale))
-    scaled = free * (jnp.eye(n, dtype=J.dtype) if T is None else T) / scale
+    tangent = free * (jnp.eye(n, dtype=J.dtype) if T is None else T) / scale
     deviation = jnp.ones((), J.dtype)
     if not absolute_sigma:
         deviation = residual_deviation(cost, residuals, J.shape[0], dof)
-    root = matmul(root, (deviation * scaled).T)
+    root = matmul(root, (deviation * tangent).T)
     has_variance = jnp.asarray(absolute_sigma) | (dof > 0)
-    return CovarianceFactor(root, lax.stop_gradient(scaled), seen, has_variance)
+    return CovarianceFactor(root, lax.stop_gradient(tangent), directions, has_variance)
 
 
 @jax.custom_jvp
 def _inverse_root(root: jax.Array, G: jax.Array) -> jax.Array:
-    """Return the factor `R` of :math:`G^+ = R^T R`, with the derivative of an inverse.
+    r"""Return `root`, the factor `R` of :math:`G^+ = R^T R`, as a differentiable function of `G`.
 
-    The derivative of singular vectors is undefined if singular values are equal.
+    The derivative of singular vectors is undefined if singular values are equal, so `root` is
+    treated as a constant.
     """
     del G
     return root
@@ -163,34 +174,41 @@ def _inverse_root(root: jax.Array, G: jax.Array) -> jax.Array:
 
 @_inverse_root.defjvp
 def _inverse_root_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
-    root, change = primals[0], tangents[1]
-    return root, -matmul(matmul(root, change), matmul(root.T, root)) / 2
+    # dR = -R dG R^T R / 2 satisfies d(R^T R) = -G^-1 dG G^-1, the derivative of the inverse.
+    root, G_dot = primals[0], tangents[1]
+    return root, -matmul(matmul(root, G_dot), matmul(root.T, root)) / 2
 
 
 def residual_deviation(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) -> jax.Array:
     r"""Estimate the standard deviation of the data, :math:`(2 f / (m - k))^{1/2}`.
 
-    If the squares underflow or overflow, the deviation is computed from the residuals instead of
-    the cost. Over a named axis, a device has only some of the residuals, so the cost is used.
+    If squares of residuals underflow or overflow, the norm of the residuals replaces the cost.
+
+    Args:
+        cost: The cost, half the sum of squares.
+        residuals: The residuals, a tree.
+        m: The number of rows of the Jacobian.
+        dof: The degrees of freedom, :math:`m - k`, int32.
     """
     dof = jnp.maximum(dof.astype(cost.dtype), 1)
-    flat = real_vector(residuals, real_dtype(cost.dtype))
-    if flat.size != m:
+    vector = real_vector(residuals, real_dtype(cost.dtype))
+    if vector.size != m:
+        # Over a named axis, a device has only its own residuals, but the total cost.
         return safe_sqrt(2 * cost / dof)
-    usable = (cost >= least_square_sum(cost.dtype)) & (cost < jnp.inf)
-    deviation = safe_sqrt(2 * jnp.where(usable, cost, jnp.ones_like(cost)) / dof)
-    return jnp.where(usable, deviation, norm(flat.flatten(residuals)) / jnp.sqrt(dof))
+    in_range = (cost >= least_square_sum(cost.dtype)) & (cost < jnp.inf)
+    deviation = safe_sqrt(2 * jnp.where(in_range, cost, jnp.ones_like(cost)) / dof)
+    return jnp.where(in_range, deviation, norm(vector.flatten(residuals)) / jnp.sqrt(dof))
 
 
 def factor_of(
     solution: Solution, absolute_sigma: bool = False
 ) -> CovarianceFactor | SparseCovarianceFactor:
-    """Return the covariance factor of the params of a solution, with fixed and tied params."""
+    """Return the covariance factor of all params of a solution, including fixed and tied params."""
     J, cost, r, dof = solution.jacobian, solution.cost, solution.residuals, solution.dof
     if J is None:
         raise ValueError(
-            "covariance: the solver did not form the Jacobian, which the covariance "
-            "needs. Use linear_solver='qr' and no chunk_size."
+            "covariance: solution.jacobian is None, expected a Jacobian. Solve with "
+            "linear_solver='qr' and without chunk_size."
         )
     if not isinstance(J, SparseJacobian):
         parts = J, cost, r, dof, solution.tangent, solution.fixed
@@ -205,9 +223,9 @@ def _full_factor(solution: Solution, absolute_sigma: bool = False) -> Covariance
     factor = factor_of(solution, absolute_sigma)
     if isinstance(factor, SparseCovarianceFactor):
         raise ValueError(
-            f"covariance: the Jacobian of {factor.J.shape[1]} variables is sparse, but "
-            "the covariance of all is full. Compute that of a few functions: "
-            "covariance(fit, of=function)."
+            f"covariance: the Jacobian of {factor.J.shape[1]} variables is sparse, expected a "
+            "dense Jacobian for the covariance of all params. Pass a function of the params with "
+            "few outputs: covariance(fit, of=function)."
         )
     return factor
 
@@ -217,10 +235,10 @@ def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array
     return tiered_call(CovarianceFactor.covariance, _full_factor(solution, absolute_sigma))
 
 
-def covariance_along(solution: Solution, absolute_sigma: bool, change: jax.Array) -> jax.Array:
+def covariance_of_combinations(solution: Solution, absolute_sigma: bool, G: jax.Array) -> jax.Array:
     r"""Return the covariance `[q, q]` of linear combinations :math:`G \theta` of the params."""
     factor = factor_of(solution, absolute_sigma)
-    return tiered_call(type(factor).along, factor, change)
+    return tiered_call(type(factor).of_combinations, factor, G)
 
 
 def errors_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
@@ -233,5 +251,5 @@ def correlation_of(solution: Solution) -> jax.Array:
     return tiered_call(CovarianceFactor.correlation, _full_factor(solution))
 
 
-def _finite_where(each: jax.Array, C: jax.Array) -> jax.Array:
-    return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.inf))
+def _infinite_unless(determined: jax.Array, C: jax.Array) -> jax.Array:
+    return jnp.where(determined & determined[:, None], C, jnp.full_like(C, jnp.inf))

@@ -1,4 +1,4 @@
-"""The text report of a solution: its status, and the params with standard errors."""
+"""Text report of a solution: its status, and the params with standard errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fnopt.solvers.result._covariance import correlation_of, errors_of
 from fnopt.solvers.result._values import bound_note, entry_names
 
 Solution = Any  # fnopt.solvers.Solution, whose file imports this one
-_MOST_SHOWN = 40  # parameters with a line of their own
-_MOST_LISTED = 6  # names in a sentence
-_ALIKE = 0.9995  # a correlation that is written as 1.000
+_MAX_LINES = 40  # largest number of params with one line each
+_MAX_NAMES = 6  # largest number of names in a sentence
+_ALMOST_ONE = 0.9995  # smallest correlation that three decimals round to 1.000
 
 
 def report(
@@ -36,7 +36,7 @@ def report(
         solution: The fit.
         title: The first words of the report.
         names: The names of the numbers in the params, by default the paths of the tree.
-        absolute_sigma: Whether the residuals are in units of known standard deviations.
+        absolute_sigma: Whether the residuals are divided by known standard deviations.
         more: Further lines about the goodness of fit.
 
     Returns:
@@ -45,29 +45,31 @@ def report(
     residuals = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(solution.residuals)]
     m = sum(r.size * (1 + np.iscomplexobj(r)) for r in residuals)
     squares = sum(float(np.sum(np.square(np.abs(r.astype(complex))))) for r in residuals)
-    cost, total = float(solution.cost), squares / 2
-    plain = _is_plain(residuals, cost, total)
-    if not any(_in_range(size, solution.cost.dtype) for size in (cost, total)):
-        plain, cost = True, total
-    of = f"half the sum of {m} squares" if plain else f"the loss of {m} residuals"
+    cost, half_squares = float(solution.cost), squares / 2
+    has_no_loss = _is_half_sum(residuals, cost, half_squares)
+    # The cost of tiny or huge residuals under- or overflows in the solution's dtype. `half_squares`
+    # is computed in float64.
+    if not any(_in_range(value, solution.cost.dtype) for value in (cost, half_squares)):
+        has_no_loss, cost = True, half_squares
+    kind = f"half the sum of {m} squares" if has_no_loss else f"the loss of {m} residuals"
     seconds = f", {int(solution.nhev)} second derivatives r''" if solution.nhev else ""
     lines = [
         f"{title}: {solution.worded(names)}",
-        f"  cost {cost:.6g} ({of}), gradient norm {float(solution.gradient_norm):.2g}",
+        f"  cost {cost:.6g} ({kind}), gradient norm {float(solution.gradient_norm):.2g}",
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations{seconds}",
     ]
-    lines += _algebra(solution)
-    if plain and np.isfinite(cost) and int(solution.dof) > 0:
+    lines += _linear_solver_lines(solution)
+    if has_no_loss and np.isfinite(cost) and int(solution.dof) > 0:
         chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if m == 1 and fitted_count(solution) > 1:
         lines.insert(1, "  one residual: if it is a loss, use fnopt.minimize")
-    return "\n".join([*lines, *more, *_params(solution, names, absolute_sigma)])
+    return "\n".join([*lines, *more, *_param_lines(solution, names, absolute_sigma)])
 
 
-def _algebra(solution: Solution) -> list[str]:
-    """Return the line about the linear solver of the steps, if they don't use a dense matrix."""
+def _linear_solver_lines(solution: Solution) -> list[str]:
+    """Return a line about the linear solver of the steps, unless it uses a dense matrix."""
     if isinstance(solution.jacobian, SparseJacobian):
         return [f"  steps by {algebra_text(solution.jacobian)}"]
     if solution.jacobian is None and int(solution.rank) < 0:
@@ -84,20 +86,21 @@ def batch_report(name: str, result: Any) -> str:
     return "\n".join(lines)
 
 
-def _is_plain(residuals: list[np.ndarray], cost: float, total: float) -> bool:
-    """Whether the cost is half the sum of squares, without a robust loss."""
-    coarse = max(float(jnp.finfo(r.dtype).eps) for r in residuals)
-    return abs(total - cost) <= max(1e-4, 8 * coarse) * max(total, cost)
+def _is_half_sum(residuals: list[np.ndarray], cost: float, half_squares: float) -> bool:
+    """Whether the cost is half the sum of squares, so that there is no effective robust loss."""
+    # A solution doesn't store the loss, so the two numbers are compared up to rounding error.
+    eps = max(float(jnp.finfo(r.dtype).eps) for r in residuals)
+    return abs(half_squares - cost) <= max(1e-4, 8 * eps) * max(half_squares, cost)
 
 
 def _in_range(cost: Any, dtype: Any) -> bool:
     """Whether a sum of squares has full precision in a dtype."""
-    kind = jnp.finfo(dtype)
-    return 1e3 * float(kind.tiny) <= float(cost) <= float(kind.max) / 8
+    info = jnp.finfo(dtype)
+    return 1e3 * float(info.tiny) <= float(cost) <= float(info.max) / 8
 
 
 def fitted_count(solution: Solution) -> int:
-    """Return the number of fitted numbers."""
+    """Return the number of fitted variables that aren't fixed by equal bounds."""
     fixed = 0 if solution.fixed is None else int(np.sum(solution.fixed))
     if solution.tangent is not None:
         return solution.tangent.shape[1] - fixed
@@ -109,8 +112,10 @@ def named_entries(params: Any) -> list[str]:
     return [name for path, leaf in _entries(params) for name in entry_names(path, np.shape(leaf))]
 
 
-def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: bool) -> list[str]:
-    """Return the report lines of the params: first problems, then the value of each param."""
+def _param_lines(
+    solution: Solution, names: Sequence[str] | None, absolute_sigma: bool
+) -> list[str]:
+    """Return the report lines of the params: warnings first, then the value of each param."""
     names = named_entries(solution.params) if names is None else list(names)
     values = np.concatenate(
         [np.ravel(np.asarray(leaf, np.float64)) for _, leaf in _entries(solution.params)]
@@ -123,51 +128,58 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
         errors = np.array(errors_of(solution, absolute_sigma), np.float64)
         infinite = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
         missing = listed(infinite) if 0 < len(infinite) < len(names) else missing
-        correlated, most = _correlated(solution, values, errors)
+        correlated, correlation = _correlated(solution, values, errors)
         if rank == n and int(solution.dof) == 0:
             # As many residuals as params: without degrees of freedom there are no standard errors.
             errors = np.where(np.isinf(errors), np.nan, errors)
             lines.append("  no degrees of freedom, so no standard errors")
         if correlated.any():
             which = listed([names[i] for i in np.flatnonzero(correlated)])
-            lines.append(f"  cannot be told apart: {which} (correlation {most:.3f})")
+            lines.append(f"  jointly undetermined: {which} (correlation {correlation:.3f})")
     if 0 <= rank < n:
         lines.insert(0, f"  rank {rank} of {n}: the data don't determine {missing}")
     notes = _notes(solution, errors, correlated)
     errors[correlated] = np.nan  # too large to determine the digits of the value
     order = np.arange(values.size)
-    if values.size > _MOST_SHOWN:
+    if values.size > _MAX_LINES:
         size = np.where(values != 0, np.abs(values), 1)
-        worst = np.where(np.isnan(errors), 0, errors) / size
-        order = np.argsort(-worst, kind="stable")[:_MOST_SHOWN]
-        lines.append(f"  {values.size} parameters, the {_MOST_SHOWN} worst determined ones:")
-    width = max((len(names[i]) for i in order), default=0)
-    shown = [_rounded(values[i], errors[i]) for i in order]
-    longest = max(map(len, shown), default=0)
+        relative_errors = np.where(np.isnan(errors), 0, errors) / size
+        order = np.argsort(-relative_errors, kind="stable")[:_MAX_LINES]
+        lines.append(f"  {values.size} parameters, the {_MAX_LINES} worst determined ones:")
+    name_width = max((len(names[i]) for i in order), default=0)
+    texts = [_rounded(values[i], errors[i]) for i in order]
+    text_width = max(map(len, texts), default=0)
     return lines + [
-        f"  {names[i]:<{width}}  {text:<{longest}}{notes[i]}".rstrip()
-        for i, text in zip(order, shown, strict=True)
+        f"  {names[i]:<{name_width}}  {text:<{text_width}}{notes[i]}".rstrip()
+        for i, text in zip(order, texts, strict=True)
     ]
 
 
 def _correlated(
     solution: Solution, values: np.ndarray, errors: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Return a mask of highly correlated params with large errors, and the correlation."""
+    """Return a mask of jointly undetermined params, and the largest correlation of two of them.
+
+    The errors of such params exceed their values, and their correlation rounds to 1.
+    """
     corr = np.abs(np.asarray(correlation_of(solution), np.float64)) - np.eye(values.size)
-    counted = np.isfinite(errors) & (errors > np.abs(values))
-    if solution.tangent is not None:  # without tied params
-        moves = np.asarray(solution.tangent) != 0
-        # Params that depend on one variable only.
-        moves &= np.sum(moves, axis=1, keepdims=True) == 1
-        counted &= np.any(moves, axis=1)
-        counted &= np.isin(np.arange(values.size), np.argmax(moves, axis=0))
-    near = (corr >= _ALIKE) & counted & counted[:, None]  # False where it is NaN
-    return np.any(near, axis=0), np.max(corr, where=near, initial=0)
+    mask = np.isfinite(errors) & (errors > np.abs(values))
+    if solution.tangent is not None:
+        # Tied params have a correlation of 1 by definition. Of all params that depend only on the
+        # same variable, keep the first.
+        depends = np.asarray(solution.tangent) != 0
+        depends &= np.sum(depends, axis=1, keepdims=True) == 1
+        mask &= np.any(depends, axis=1)
+        mask &= np.isin(np.arange(values.size), np.argmax(depends, axis=0))
+    pairs = (corr >= _ALMOST_ONE) & mask & mask[:, None]  # False for NaN
+    return np.any(pairs, axis=0), np.max(corr, where=pairs, initial=0)
 
 
 def _entries(params: Any) -> list[tuple[str, Any]]:
-    """Return the leaves keyed by name: tangents for manifolds, zeros for other objects."""
+    """Return the names and values of the leaves.
+
+    Points on manifolds are replaced by tangent vectors, and other objects by zeros.
+    """
 
     def with_tangent(node: Any) -> Any:
         return {"tangent": node.value} if is_on(node) else node
@@ -182,78 +194,84 @@ def _entries(params: Any) -> list[tuple[str, Any]]:
 
 
 def undetermined_text(solution: Solution, names: Sequence[str] | None = None) -> str:
-    """Name the params that the data don't determine; many of them by leaf. Empty if there are none.
+    """List the params that the data don't determine; if they are many, list their leaves.
 
     Args:
         solution: The fit.
         names: The names of the numbers in the params, by default the paths of the tree.
+
+    Returns:
+        The text; empty if the data determine all params.
     """
     if solution.certificate is None or not np.any(solution.certificate.undetermined):
         return ""
     mask = np.asarray(solution.certificate.undetermined)
     leaves = [(path.removesuffix("/tangent"), leaf) for path, leaf in _entries(solution.params)]
     names = named_entries(solution.params) if names is None else names
-    lost = mask if solution.tangent is None else _moving(solution.tangent, mask) != 0
-    if len(names) != lost.size:
+    undetermined = mask if solution.tangent is None else _sum_variables(solution.tangent, mask) != 0
+    if len(names) != undetermined.size:
         return f"{mask.sum()} of {mask.size} params"
-    if lost.sum() <= _MOST_LISTED:
-        return listed([name for name, is_lost in zip(names, lost, strict=True) if is_lost])
+    count = undetermined.sum()
+    if count <= _MAX_NAMES:
+        return listed([names[i] for i in np.flatnonzero(undetermined).tolist()])
     ends = np.cumsum([np.size(leaf) for _, leaf in leaves])
-    parts = zip(leaves, np.split(lost, ends[:-1]), strict=True)
-    of = listed([path or "x" for (path, _), part in parts if part.any()])
-    free = fitted_count(solution) - int(solution.rank)
-    if int(solution.rank) >= 0 and 0 < free < lost.sum():
-        return f"{free} direction{'s' if free > 1 else ''} in {of}"
-    return f"{lost.sum()} numbers in {of}"
+    leaf_masks = zip(leaves, np.split(undetermined, ends[:-1]), strict=True)
+    paths = listed([path or "x" for (path, _), leaf_mask in leaf_masks if leaf_mask.any()])
+    deficiency = fitted_count(solution) - int(solution.rank)
+    if int(solution.rank) >= 0 and 0 < deficiency < count:
+        return f"{deficiency} direction{'s' if deficiency > 1 else ''} in {paths}"
+    return f"{count} numbers in {paths}"
 
 
 def listed(names: list[str]) -> str:
-    """Join up to six names."""
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
+    """Join the first six names, and count the others."""
+    others = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + others
 
 
 def _notes(solution: Solution, errors: np.ndarray, correlated: np.ndarray) -> list[str]:
-    """Return the notes after the value of each param."""
-    held, bounds = _held(solution, errors.size), _bounds(solution, errors.size)
+    """Return the note after the value of each param."""
+    fixed, bounds = _fixed(solution, errors.size), _bounds(solution, errors.size)
     notes = []
     for i, error in enumerate(errors):
-        if held[i]:
-            notes.append("   (held)")
+        if fixed[i]:
+            notes.append("   (fixed)")
         elif bounds[i]:
             notes.append(bound_note(bounds[i]))
         elif np.isinf(error):
             notes.append("   (not determined)")
         elif correlated[i]:
-            notes.append("   (not alone)")
+            notes.append("   (jointly undetermined)")
         else:
             notes.append("" if np.isnan(error) else f" ± {_error(error)}")
     return notes
 
 
-def _held(solution: Solution, size: int) -> np.ndarray:
-    """Return a mask of the params that don't depend on the fitted variables."""
+def _fixed(solution: Solution, size: int) -> np.ndarray:
+    """Return a mask of the params that don't depend on a free variable."""
     free = np.ones(1, bool) if solution.fixed is None else ~np.asarray(solution.fixed)
     if solution.tangent is None:
         return np.broadcast_to(~free, (size,)) if free.size in (1, size) else np.zeros(size, bool)
-    return _moving(solution.tangent, np.broadcast_to(free, solution.tangent.shape[1:])) == 0
+    free = np.broadcast_to(free, solution.tangent.shape[1:])
+    return _sum_variables(solution.tangent, free) == 0
 
 
-def _moving(tangent: jax.Array | SparseJacobian, counts: np.ndarray) -> np.ndarray:
-    """Return the sum of `counts` over the variables on which each param depends."""
-    v = jnp.asarray(counts, jnp.int32)
-    moves = jax.tree.map(lambda a: (a != 0).astype(jnp.int32), tangent)
-    return np.asarray(moves.mv(v) if isinstance(moves, SparseJacobian) else moves @ v)
+def _sum_variables(tangent: jax.Array | SparseJacobian, values: np.ndarray) -> np.ndarray:
+    """Return, for each param, the sum of `values` over the variables on which the param depends."""
+    v = jnp.asarray(values, jnp.int32)
+    depends = jax.tree.map(lambda a: (a != 0).astype(jnp.int32), tangent)
+    return np.asarray(depends.mv(v) if isinstance(depends, SparseJacobian) else depends @ v)
 
 
 def _bounds(solution: Solution, size: int) -> np.ndarray:
-    """Return -1 and 1 for params on their lower and upper bound, else 0."""
+    """Return -1 for params on their lower bound, 1 for params on their upper bound, else 0."""
     if solution.at_bound is None:
         return np.zeros(size, int)
     sides = np.asarray(solution.at_bound)
-    if solution.tangent is None:  # params are the fitted variables, or too many for a matrix
+    # Without a tangent, the params are the fitted variables, or they are too many for a matrix.
+    if solution.tangent is None:
         return sides if sides.size == size else np.zeros(size, int)
-    return np.sign(_moving(solution.tangent, sides))
+    return np.sign(_sum_variables(solution.tangent, sides))
 
 
 def _error(error: float) -> str:
@@ -262,12 +280,13 @@ def _error(error: float) -> str:
 
 
 def _decimals(error: float) -> int:
+    # `.1e` rounds first, because 0.0996 has two digits at 0.10.
     return max(0, 1 - int(np.floor(np.log10(float(f"{error:.1e}")))))
 
 
 def _rounded(value: float, error: float) -> str:
-    """Format a value with the digits that its error determines; by default without an error."""
-    if not 0 < error < np.inf or (value == 0 and not 1e-5 < error < 1e5):  # or if it is NaN
+    """Format a value with the digits that its error determines; without an error, six digits."""
+    if not 0 < error < np.inf or (value == 0 and not 1e-5 < error < 1e5):  # also for NaN
         return f"{value:.6g}"
     if 1e-5 < error < 1e5 and abs(value) < 1e9:
         decimals = _decimals(error)

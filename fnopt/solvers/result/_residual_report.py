@@ -1,4 +1,4 @@
-"""Residuals of a solution for each leaf, and its observations with the largest residuals."""
+"""`ResidualReport`: residuals per leaf, and the observations with the largest residuals."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class LeafResiduals(NamedTuple):
     Attributes:
         name: The path of the leaf.
         size: The number of residuals.
-        cost: Half the sum of their squares.
-        rms: Their root mean square; about 1 if `sigma` is the standard deviation of the data.
+        cost: Half the sum of squares of the residuals.
+        rms: The root mean square of the residuals; about 1 if `sigma` is the standard deviation of
+            the data.
     """
 
     name: str
@@ -28,12 +29,12 @@ class LeafResiduals(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The residuals of one observation: a residual, or a vector along the last axis of a leaf.
+    """The norm of one observation: a residual, or a vector along the last axis of a leaf.
 
     Attributes:
         name: The path of the leaf.
         index: The index of the observation in the leaf.
-        norm: The Euclidean norm of its residuals.
+        norm: The Euclidean norm of the observation's residuals.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Observation(NamedTuple):
 
 
 class ResidualReport(NamedTuple):
-    """Residuals by leaf, and the observations with the largest residuals; `print` shows a table.
+    """Residuals per leaf, and the observations with the largest residuals; `print` shows a table.
 
     Attributes:
         leaves: A :class:`LeafResiduals` for each leaf, in descending order of cost.
@@ -52,15 +53,15 @@ class ResidualReport(NamedTuple):
         >>> import jax.numpy as jnp, fnopt
         >>> y = jnp.asarray([[1.0, 2.0], [1.2, 2.2], [5.0, 2.0]])
         >>> def residuals(x):
-        ...     return {"seen": x - y, "prior": 0.1 * x}
-        >>> loss = {"seen": fnopt.residuals.cauchy(0.1), "prior": None}
+        ...     return {"data": x - y, "prior": 0.1 * x}
+        >>> loss = {"data": fnopt.residuals.cauchy(0.1), "prior": None}
         >>> print(fnopt.least_squares(residuals, jnp.ones(2), loss=loss).residual_report(2))
         residuals by leaf    number      cost     share       rms
-          seen                    6      7.85     99.7%      1.62
+          data                    6      7.85     99.7%      1.62
           prior                   2    0.0257      0.3%      0.16
         largest residuals      norm      cost     share
-          seen[2]              3.95      7.82     99.3%
-          seen[1]             0.244    0.0299      0.4%
+          data[2]              3.95      7.82     99.3%
+          data[1]             0.244    0.0299      0.4%
     """
 
     leaves: tuple[LeafResiduals, ...]
@@ -94,19 +95,20 @@ def residual_report(solution: Any, count: int) -> ResidualReport:
         kind = "traced" if isinstance(solution.status, Tracer) else "of a batch of problems"
         raise TypeError(
             f"{where()}residual_report: the solution is {kind}, expected arrays of one problem. "
-            "Call it outside jit, on one solution: jax.tree.map(lambda x: x[i], solutions)."
+            "Call residual_report outside jit, with one solution of a batch: "
+            "jax.tree.map(lambda x: x[i], solutions)."
         )
-    leaves, found = [], []
+    leaves, observations = [], []
     for path, leaf in leaves_with_names(solution.residuals)[0]:
         size = np.abs(np.asarray(leaf).astype(complex))
         cost, name = float(np.sum(np.square(size))) / 2, path or "r"
         leaves.append(LeafResiduals(name, size.size, cost, (2 * cost / max(size.size, 1)) ** 0.5))
         norms = np.linalg.norm(size, axis=-1) if size.ndim > 1 else size
-        # NaN counts as infinite.
-        sizes = np.where(np.isnan(norms), np.inf, norms)
-        for k in np.argsort(-sizes, axis=None, kind="stable")[:count]:
+        # NaN is listed first, like an infinite residual.
+        keys = np.where(np.isnan(norms), np.inf, norms)
+        for k in np.argsort(-keys, axis=None, kind="stable")[:count]:
             index = tuple(map(int, np.unravel_index(k, norms.shape)))
-            found.append((float(sizes[index]), Observation(name, index, float(norms[index]))))
-    found.sort(key=lambda pair: -pair[0])
+            observations.append((float(keys[index]), Observation(name, index, float(norms[index]))))
+    observations.sort(key=lambda pair: -pair[0])
     leaves.sort(key=lambda leaf: -leaf.cost)
-    return ResidualReport(tuple(leaves), tuple(seen for _, seen in found[:count]))
+    return ResidualReport(tuple(leaves), tuple(item for _, item in observations[:count]))

@@ -1,4 +1,4 @@
-"""The solution of a least-squares problem."""
+"""`Solution`, the result of `least_squares`, with its step history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fnopt.solvers.result._residual_report import ResidualReport, residual_repor
 
 
 class StepHistory(NamedTuple):
-    """Histories with one entry per step; entries from `steps` on are NaN (or False).
+    """Arrays with one entry per step; entries from `steps` on are NaN (or False).
 
     Attributes:
         cost: The cost after each step, `[max_steps]`.
@@ -32,10 +32,10 @@ class StepHistory(NamedTuple):
     accepted: jax.Array
 
 
-def empty_history(most: int, dtype: Any) -> StepHistory:
+def empty_history(max_steps: int, dtype: Any) -> StepHistory:
     """Return a history before the first step."""
-    nan = jnp.full(most, jnp.nan, dtype)
-    return StepHistory(nan, nan, nan, jnp.zeros(most, bool))
+    nan = jnp.full(max_steps, jnp.nan, dtype)
+    return StepHistory(nan, nan, nan, jnp.zeros(max_steps, bool))
 
 
 def record_step(
@@ -79,6 +79,7 @@ class StepInfo(NamedTuple):
         )
 
 
+# Attributes of the results of SciPy and lmfit, and what to use instead.
 _SCIPY = {
     "x": "params",
     "fun": "residuals",
@@ -92,27 +93,28 @@ _SCIPY = {
     **dict.fromkeys(("pcov", "covar"), "fnopt.covariance(solution)"),
     "standard_errors": "fnopt.standard_errors(solution)",
     "report": "print(solution)",
-    **dict.fromkeys(("predict", "predict_band", "plot"), "fnopt.curve_fit, whose Fit has it"),
+    **dict.fromkeys(("predict", "predict_band", "plot"), "the Fit of fnopt.curve_fit"),
 }
 
 
 class Solution(NamedTuple, Generic[Params]):
-    r"""The result of :func:`fnopt.least_squares`; `print` gives a short report.
+    r"""The result of :func:`fnopt.least_squares`; `print` shows a short report.
 
     A `Solution` is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
 
     Attributes:
-        params: The best params found, with the tree, shapes and dtypes of the initial guess.
+        params: The fitted params, with the tree, shapes and dtypes of the initial guess.
         cost: Half the sum of squares at the solution, or the robust cost.
         residuals: The residuals at the solution, a tree like the result of `residual_fn`.
         jacobian: The Jacobian at the solution, `[m, n]`, of the raveled residuals with respect to
-            the raveled params; None if it isn't formed. After steps by a sparse factorization, it
-            is a :class:`fnopt.jacobians.SparseJacobian` with respect to the fitted variables. Over
-            a named axis, it is the triangular factor `[n, n]` with the same :math:`J^T J`, as
-            needed for a covariance.
+            the fitted variables (the raveled params, without constraints); None if it isn't formed.
+            After steps by a sparse factorization, it is a :class:`fnopt.jacobians.SparseJacobian`.
+            Over a named axis, it is the triangular factor `[n, n]` with the same :math:`J^T J`,
+            which determines the covariance.
         gradient_norm: The Euclidean norm of :math:`J^T r`.
-        rank: The numerical rank of the Jacobian, int32; -1 if it is unknown: after steps by
-            conjugate gradients, or if a sparse Jacobian lacks 8 or more of full rank.
+        rank: The numerical rank of the Jacobian, int32; -1 if it is unknown. This is the case after
+            steps by conjugate gradients, or if a sparse Jacobian has a rank deficiency of 8 or
+            more.
         steps: Number of steps, rejected ones included.
         nfev: Number of evaluations of the residuals.
         njev: Number of evaluations of the Jacobian.
@@ -122,8 +124,8 @@ class Solution(NamedTuple, Generic[Params]):
             if the params are the fitted variables, or without a Jacobian.
         dof: Degrees of freedom, int32: the number of residuals of nonzero weight minus the rank
             (minus the number of variables, if the rank is unknown).
-        at_bound: -1 or 1 for each param on its lower or upper bound, int32 `[n]`; None without
-            bounds.
+        at_bound: -1 for a variable on its lower bound, 1 on its upper bound, else 0, int32 `[n]`;
+            None without bounds.
         nhev: Number of evaluations of the residuals' second derivative along a step, for the
             geodesic acceleration.
         aux: The auxiliary output of `residual_fn`, with `has_aux`.
@@ -144,7 +146,7 @@ class Solution(NamedTuple, Generic[Params]):
     status: jax.Array
     history: StepHistory | None = None
     tangent: jax.Array | SparseJacobian | None = None
-    dof: Any = None  # set once the params are known
+    dof: Any = None  # set after the search, from the rank
     at_bound: jax.Array | None = None
     nhev: jax.Array | None = None
     aux: Any = None
@@ -157,28 +159,28 @@ class Solution(NamedTuple, Generic[Params]):
         return self.worded()
 
     def worded(self, names: Sequence[str] | None = None) -> Any:
-        """Return the message, with undetermined params identified by `names`."""
+        """Return the message; if it lists undetermined params, use `names` for the numbers."""
         text = status_messages(self.status)
         if self.certificate is None or jnp.ndim(self.certificate.certified):
             return text
         if jnp.ndim(self.status) or not bool(self.converged):
             return text
-        lost = undetermined_text(self, names)
-        if lost:
-            return f"{text}; the data don't determine {lost}"
-        least = self.certificate.least_curvature
-        if not bool(self.certificate.certified) and least is not None and least < 0:
+        undetermined = undetermined_text(self, names)
+        if undetermined:
+            return f"{text}; the data don't determine {undetermined}"
+        if bool(self.certificate.certified):
+            return text
+        curvature = self.certificate.least_curvature
+        if curvature is not None and curvature < 0:
             return f"{text}; not certified, since the cost has negative curvature: a saddle point"
-        if not bool(self.certificate.certified):
-            return f"{text}; not certified, since the linear model still predicts a decrease"
-        return text
+        return f"{text}; not certified, since the linear model still predicts a decrease"
 
     def residual_report(self, count: int = 10) -> ResidualReport:
         """Return the residuals of each leaf, and the observations with the largest residuals.
 
-        An observation is a residual of a vector, or a row along the last axis of another array. The
-        residuals are divided by `sigma`, and not weighted by a robust loss. Outside jit, for one
-        problem.
+        An observation is one entry of a vector of residuals, or a row along the last axis of
+        another array. The residuals are divided by `sigma`, without weights of a robust loss. The
+        solution must be concrete (outside `jax.jit`) and of one problem.
 
         Args:
             count: The number of observations.
@@ -187,7 +189,7 @@ class Solution(NamedTuple, Generic[Params]):
 
     @property
     def converged(self) -> jax.Array:
-        """Whether a convergence test holds."""
+        """Whether the search converged."""
         return is_converged(self.status)
 
     _repr_pretty_ = show_report

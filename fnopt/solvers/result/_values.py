@@ -10,7 +10,7 @@ import numpy as np
 
 from fnopt.errors import leaves_with_names
 
-_MOST = 10  # numbers with a line of their own, in reports without standard errors
+_MAX_LINES = 10  # largest number of params that are listed in a report without standard errors
 
 
 def value_lines(params: Any, at_bound: Any = None) -> list[str]:
@@ -22,18 +22,18 @@ def value_lines(params: Any, at_bound: Any = None) -> list[str]:
     """
     leaves = leaves_with_names(params)[0]
     bounds = [0] * len(leaves) if at_bound is None else jax.tree.leaves(at_bound)
-    of_leaves = [
+    numeric = [
         (path, leaf, np.broadcast_to(side, np.shape(leaf)))
         for (path, leaf), side in zip(leaves, bounds, strict=True)
         if _is_number(leaf)
     ]
-    sides = [side for _, _, part in of_leaves for side in np.ravel(part).tolist()]
-    if len(sides) > _MOST:
-        held = sum(map(bool, sides))
-        note = f", {held} on a bound" if held else ""
-        return [f"  {len(sides)} params in {len(of_leaves)} leaves{note}"]
-    names = [name for path, leaf, _ in of_leaves for name in entry_names(path, np.shape(leaf))]
-    values = [value for _, leaf, _ in of_leaves for value in np.ravel(_wide(leaf)).tolist()]
+    sides = [side for _, _, leaf_sides in numeric for side in np.ravel(leaf_sides).tolist()]
+    if len(sides) > _MAX_LINES:
+        count = sum(map(bool, sides))
+        note = f", {count} on a bound" if count else ""
+        return [f"  {len(sides)} params in {len(numeric)} leaves{note}"]
+    names = [name for path, leaf, _ in numeric for name in entry_names(path, np.shape(leaf))]
+    values = [value for _, leaf, _ in numeric for value in np.ravel(_wide(leaf)).tolist()]
     width = max(map(len, names), default=0)
     return [
         f"  {name:<{width}}  {v:.6g}{bound_note(side)}"
@@ -47,14 +47,14 @@ def bound_note(side: int) -> str:
 
 
 def entry_names(path: str, shape: tuple[int, ...]) -> list[str]:
-    """Return the names of the numbers in a leaf: `'w[0, 1]'`."""
+    """Return the names of the numbers in a leaf, such as `'w[0, 1]'`."""
     if not shape:
         return [path or "x"]
     return [f"{path or 'x'}[{', '.join(map(str, i))}]" for i in np.ndindex(*shape)]
 
 
 def _is_number(leaf: Any) -> bool:
-    """Whether a leaf is a number or a numeric array; fixed params may be any object."""
+    """Whether a leaf is a number or a numeric array, since fixed params may be any object."""
     if isinstance(leaf, jax.Array):
         return jnp.issubdtype(leaf.dtype, np.number)
     return np.asarray(leaf).dtype.kind in "iufc"

@@ -27,6 +27,8 @@ def test_costs_and_the_largest_observations_of_weighted_residuals():
         np.testing.assert_allclose(leaf.cost, square / 2, rtol=1e-5)
         np.testing.assert_allclose(leaf.rms, np.sqrt(square / max(size, 1)), rtol=1e-5)
         assert leaf.size == size
+    # The costs are sums of squares; the robust cost of the fit is smaller.
+    assert fit.cost < 0.5 * sum(leaf.cost for leaf in report.leaves)
     norms = np.linalg.norm(r["seen"] / 0.5, axis=-1)
     order = np.argsort(-norms, axis=None)[:3]
     assert {seen.name for seen in report.largest} == {"seen"}

@@ -17,7 +17,7 @@ class LeafResiduals(NamedTuple):
     Attributes:
         name: The path of the leaf.
         size: The number of residuals.
-        cost: Half the sum of squares of the residuals.
+        cost: Half the sum of squares of the residuals, without the robust loss.
         rms: The root mean square of the residuals; about 1 if `sigma` is the standard deviation of
             the data.
     """

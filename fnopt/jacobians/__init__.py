@@ -1,4 +1,4 @@
-"""Jacobians as trees, matrices and operators; sparse Jacobians, Hessians and their patterns."""
+"""Dense, sparse and per-example Jacobians, sparse Hessians, and sparsity patterns."""
 
 from __future__ import annotations
 

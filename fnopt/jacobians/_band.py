@@ -1,4 +1,4 @@
-"""Narrow bands of sparse normal equations: orders of unknowns and layouts in blocks."""
+"""Band layout of sparse normal equations, and bandwidth-reducing orders of the unknowns."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _MOST_PAIRS = 2**24  # pairs of entries in a row; the indices of so many pairs t
 
 
 class BandLayout:
-    r"""Layout of a block-tridiagonal :math:`J^T J`: its diagonal and subdiagonal blocks.
+    r"""Layout of a banded matrix :math:`J^T J` as a block-tridiagonal matrix.
 
     The unknowns are ordered so that coupled unknowns are at most one bandwidth apart. With blocks
-    as large as the bandwidth `b`, all entries are in the blocks `[i, i]` and `[i, i - 1]`. An array
-    `[blocks, 2, size, size]` then stores the lower triangle, in :math:`2 n b` numbers.
+    as large as the bandwidth `b`, all entries of the lower triangle are in the blocks `[i, i]` and
+    `[i, i - 1]`. An array `[blocks, 2, size, size]` stores these blocks in :math:`2 n b` numbers.
 
     Args:
         order: The indices of the Jacobian's columns in the new order.
         size: The number of unknowns in a block.
-        places: For every product of two entries of a row: the first entry, the second entry, and
-            the index of their sum in the flattened array.
+        places: Three index arrays with an element for every product of two entries of a row: the
+            first entry, the second entry, and the element of the flattened array to which the
+            product is added.
     """
 
     def __init__(
@@ -46,34 +47,39 @@ class BandLayout:
         return f"Cholesky factorization of a band, in {self.blocks} blocks of {self.size} unknowns"
 
     def gram(self, J: SparseJacobian) -> jax.Array:
-        """The blocks of :math:`J^T J`."""
+        """Compute the blocks of :math:`J^T J`."""
         _, _, values = J.entries
         shape = (self.blocks, 2, self.size, self.size)
         terms = values[self._left] * values[self._right]
         sums = jax.ops.segment_sum(
             terms, self._target, int(np.prod(shape)), indices_are_sorted=True
         )
-        filled = np.arange(J.shape[1] - (self.blocks - 1) * self.size, self.size)
-        # Ones on the padded diagonal keep the matrix nonsingular.
-        return sums.reshape(shape).at[-1, 0, filled, filled].set(1)
+        padding = np.arange(J.shape[1] - (self.blocks - 1) * self.size, self.size)
+        # Ones on the diagonal of the padding keep the matrix nonsingular.
+        return sums.reshape(shape).at[-1, 0, padding, padding].set(1)
 
     def scaled(self, G: jax.Array, scale: jax.Array) -> jax.Array:
-        r"""The blocks of :math:`D^{-1} G D^{-1}`; the diagonal of `D` is in the columns' order."""
+        r"""Compute the blocks of :math:`D^{-1} G D^{-1}`.
+
+        Args:
+            G: The blocks of the matrix.
+            scale: The diagonal of `D` in the order of the Jacobian's columns, `[n]`.
+        """
         d = self.blocked(scale, 1)
-        before = jnp.concatenate([d[:1], d[:-1]])
-        return G / d[:, None, :, None] / jnp.stack([d, before], 1)[:, :, None, :]
+        previous = jnp.concatenate([d[:1], d[:-1]])
+        return G / d[:, None, :, None] / jnp.stack([d, previous], 1)[:, :, None, :]
 
     def diagonal(self, G: jax.Array) -> jax.Array:
-        """The diagonal in the columns' order, `[n]`."""
+        """Extract the diagonal in the order of the Jacobian's columns, `[n]`."""
         return self.flat(jnp.diagonal(G[:, 0], axis1=1, axis2=2))
 
     def blocked(self, v: jax.Array, fill: float = 0) -> jax.Array:
-        """Arrange a vector in the columns' order as blocks `[blocks, size]`, padded at the end."""
-        rest = self.blocks * self.size - v.size
-        return jnp.pad(v[self.order], (0, rest), constant_values=fill).reshape(-1, self.size)
+        """Reorder a vector of the Jacobian's columns, and pad it to blocks `[blocks, size]`."""
+        padding = self.blocks * self.size - v.size
+        return jnp.pad(v[self.order], (0, padding), constant_values=fill).reshape(-1, self.size)
 
     def flat(self, v: jax.Array) -> jax.Array:
-        """The inverse of `blocked`."""
+        """Undo `blocked`."""
         return v.ravel()[self.position]
 
 
@@ -81,24 +87,26 @@ class BandLayout:
 def band_of(
     sparsity: Sparsity, by_rows: bool = False, widest: int | None = None
 ) -> BandLayout | None:
-    """Return the layout of a sparse Jacobian's banded Gram matrix; None if the band is too wide.
+    """Find a band layout for the Gram matrix of a sparse Jacobian.
 
     Args:
-        sparsity: The pattern of the Jacobian, or of its transpose if `by_rows`.
+        sparsity: The pattern of the Jacobian, or of its transpose if `by_rows` is True.
         by_rows: Whether `sparsity` is the pattern of the transpose.
-        widest: The size of the largest block allowed; by default 128, or a quarter of the unknowns
-            if they are fewer than 512.
+        widest: The largest block size allowed; by default 128, or a quarter of the unknowns if
+            there are fewer than 512.
 
     Returns:
-        The layout, in Cuthill and McKee's order if its band is narrower than in the original order.
+        The layout; None if the band is too wide. The unknowns are in the original order, or in
+        reverse Cuthill-McKee order if its band is narrower.
     """
     rows, cols = sparsity.rows, sparsity.cols
     m, n = sparsity.shape
     if by_rows:
         rows, cols, m, n = cols, rows, n, m
     widest = min(_WIDEST, n // _LEAST_BLOCKS) if widest is None else widest
-    most = int(np.bincount(rows, minlength=1).max(initial=0))
-    if most > widest or rows.size * most > _MOST_PAIRS:
+    # A row with k entries couples k unknowns, so the bandwidth is at least k - 1.
+    longest = int(np.bincount(rows, minlength=1).max(initial=0))
+    if longest > widest or rows.size * longest > _MOST_PAIRS:
         return None
     by_row = np.argsort(rows, kind="stable")
     left, right = (by_row[part] for part in row_pairs(rows[by_row], _MOST_PAIRS))
@@ -108,7 +116,8 @@ def band_of(
     if width > _BLOCK:
         high, low = distinct_edges(a, b)
         starts, ends = np.r_[high, low], np.r_[low, high]
-        if np.bincount(starts, minlength=1).max() > 2 * widest:  # every order would be too wide
+        # A node with k neighbors has one at a distance of at least k / 2, in every order.
+        if np.bincount(starts, minlength=1).max() > 2 * widest:
             return None
         order = min(
             order, reverse_cuthill_mckee(starts, ends, n), key=lambda order: _width(order, a, b)
@@ -117,40 +126,42 @@ def band_of(
     if width > widest:
         return None
     size = max(width, min(_BLOCK, n))
-    return BandLayout(order, size, _placed(order, size, left, right, cols))
+    return BandLayout(order, size, _product_indices(order, size, left, right, cols))
 
 
 def _width(order: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
+    """Bandwidth of a matrix with entries `(a, b)` in a new order."""
     position = np.argsort(order)
     return int(np.abs(position[a] - position[b]).max(initial=0))
 
 
-def _placed(
+def _product_indices(
     order: np.ndarray, size: int, left: np.ndarray, right: np.ndarray, cols: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Index arrays of :class:`BandLayout`, sorted by the element to which a product is added."""
     position = np.argsort(order)
     p, q = position[cols[left]], position[cols[right]]
-    low, high = np.maximum(p, q), np.minimum(p, q)
-    block, row = np.divmod(low, size)
-    beside, col = np.divmod(high, size)
-    target = ((block * 2 + (block - beside)) * size + row) * size + col
+    later, earlier = np.maximum(p, q), np.minimum(p, q)  # an element of the lower triangle
+    block, row = np.divmod(later, size)
+    column_block, col = np.divmod(earlier, size)
+    target = ((block * 2 + (block - column_block)) * size + row) * size + col
     by_target = np.argsort(target, kind="stable")
-    parts = (part[by_target].astype(np.int32) for part in (left, right, target))
-    first, second, third = parts
+    first, second, third = (part[by_target].astype(np.int32) for part in (left, right, target))
     return first, second, third
 
 
 def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndarray:
-    r"""Order the nodes of a graph level by level, for a small bandwidth.
+    r"""Order the nodes of a graph by the reverse Cuthill-McKee algorithm, for a small bandwidth.
 
-    The order starts at a peripheral node and numbers neighbors level by level, nodes with few
-    neighbors first. An edge then connects nodes of the same level or of two adjacent levels, so
-    the bandwidth is less than the size of two levels.
+    The order starts at a peripheral node and continues level by level. A level contains all nodes
+    at the same distance from the first node. New neighbors of a node are numbered by increasing
+    degree. An edge connects nodes of the same level or of adjacent levels, so the bandwidth is less
+    than the size of two levels.
 
     Args:
-        rows: One end of every edge, int array of shape `[k]`; edges may appear in both directions,
-            and loops are allowed.
-        cols: The other end of every edge.
+        rows: The first node of every edge, int array of shape `[k]`. Every edge appears in both
+            directions. Self-loops are allowed.
+        cols: The second node of every edge, int array of shape `[k]`.
         n: Number of nodes.
 
     Returns:
@@ -173,37 +184,41 @@ def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndar
     ends = np.cumsum(degree)
     neighbours = [part.tolist() for part in np.split(cols[by_degree], ends[:-1])]
     order: list[int] = []
-    seen = bytearray(n)
+    visited = bytearray(n)
     for node in np.argsort(degree, kind="stable").tolist():
-        if not seen[node]:
-            order += _component(neighbours, node, seen)
+        if not visited[node]:
+            order += _component(neighbours, node, visited)
     return np.asarray(order[::-1], np.int64)
 
 
-def _component(neighbours: list[list[int]], node: int, seen: bytearray) -> list[int]:
-    """Return the nodes of a connected component, in order from a peripheral node."""
-    far, depth = _levels(neighbours, node, bytearray(seen))
+def _component(neighbours: list[list[int]], node: int, visited: bytearray) -> list[int]:
+    """Order the nodes of a connected component level by level, from a peripheral node.
+
+    A node of the last level, with the smallest degree, becomes the new first node as long as this
+    increases the number of levels (George and Liu 1979).
+    """
+    levels = _levels(neighbours, node, bytearray(visited))
     while True:
-        last = min(far[-1], key=lambda k: len(neighbours[k]))
-        again, deeper = _levels(neighbours, last, bytearray(seen))
-        if deeper <= depth:
+        peripheral = min(levels[-1], key=lambda k: len(neighbours[k]))
+        new_levels = _levels(neighbours, peripheral, bytearray(visited))
+        if len(new_levels) <= len(levels):
             break
-        far, depth = again, deeper
-    levels, _ = _levels(neighbours, last, seen)
+        levels = new_levels
+    levels = _levels(neighbours, peripheral, visited)
     return [k for level in levels for k in level]
 
 
-def _levels(neighbours: list[list[int]], node: int, seen: bytearray) -> tuple[list[list[int]], int]:
-    """Return the nodes, grouped by their distance from a node, and mark them as seen."""
+def _levels(neighbours: list[list[int]], node: int, visited: bytearray) -> list[list[int]]:
+    """Group the unvisited nodes by their distance from a node, and mark them as visited."""
     levels, level = [], [node]
-    seen[node] = True
+    visited[node] = True
     while level:
         levels.append(level)
-        following = []
+        next_level = []
         for k in level:
             for j in neighbours[k]:
-                if not seen[j]:
-                    seen[j] = True
-                    following.append(j)
-        level = following
-    return levels, len(levels)
+                if not visited[j]:
+                    visited[j] = True
+                    next_level.append(j)
+        level = next_level
+    return levels

@@ -1,4 +1,4 @@
-"""Check of a sparsity pattern against derivatives."""
+"""Check of a sparsity pattern by products of the Jacobian with random vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.jacobians._flat import vector_function
 from fnopt.jacobians._sparse import sparse_jacobian
 
 _NAME = "check_sparsity"
-_SLACK = 1e3  # tolerance in machine epsilons: a row of a large Jacobian sums many numbers
+_SLACK = 1e3  # in machine epsilons, because the sums over a row of a large Jacobian round often
 
 
 def check_sparsity(
@@ -23,8 +23,9 @@ def check_sparsity(
     r"""Check numerically that the Jacobian of a function has no entry outside of a pattern.
 
     `sparse_jacobian` adds the value of an entry that is missing from the pattern to another entry,
-    without a warning. The check multiplies a random vector by the sparse Jacobian and by the exact
-    one, and compares the results. It finds all missing entries that aren't zero at these params.
+    without a warning. The check multiplies random vectors by the sparse Jacobian and by the exact
+    Jacobian, and compares the products. It finds all rows and columns with a missing entry that
+    isn't zero at these params.
 
     Args:
         fn: `fn(params, ...)`, as for `sparse_jacobian`.
@@ -32,12 +33,12 @@ def check_sparsity(
         mode: As for `sparse_jacobian`.
 
     Returns:
-        A function of the arguments of `fn` that returns `None`. It compares numbers, so call it
-        outside of `jit`, and choose params at which no entry happens to be zero.
+        A function of the arguments of `fn` that returns `None`. Call it outside of `jax.jit`, with
+        params at which no possible entry happens to be zero.
 
     Raises:
-        ValueError: If there are entries outside of the pattern; the message names outputs and
-            params with such entries.
+        ValueError: If there are entries outside of the pattern, or the derivative isn't finite. The
+            message contains the rows and columns of the entries.
         TypeError: If the arguments are traced.
 
     Example:
@@ -53,20 +54,23 @@ def check_sparsity(
 
     def check(*args: Any, **kwargs: Any) -> None:
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
-            raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
+            raise TypeError(
+                f"{_NAME}: the arguments are traced, expected concrete arrays. Call the check "
+                "outside of jax.jit."
+            )
         J = jac(*args, **kwargs)
         flat = vector_function(lambda p: fn(p, *args[1:], **kwargs), args[0], _NAME)
         v, w = _random(0, flat.x.size, flat.x), _random(1, flat.m, flat.x)
         _, product = jax.jvp(flat.fn, (flat.x,), (v,))
         _, pull = jax.vjp(flat.fn, flat.x)
-        rows = _differing(J.mv(v), product)
-        cols = _differing(J.rmv(w), pull(w)[0])
+        rows = _differences(J.mv(v), product)
+        cols = _differences(J.rmv(w), pull(w)[0])
         if rows.size or cols.size:
             raise ValueError(
                 f"{_NAME}: the Jacobian has entries outside of the pattern: in the rows "
-                f"{_listed(rows)} (flattened outputs) and columns {_listed(cols)} "
-                "(flattened params). Add them: without them sparse_jacobian returns "
-                "wrong entries."
+                f"{_index_text(rows)} (flattened outputs) and columns {_index_text(cols)} "
+                "(flattened params). Add the missing entries to the pattern, or sparse_jacobian "
+                "returns wrong entries."
             )
 
     return check
@@ -76,14 +80,18 @@ def _random(seed: int, size: int, like: jax.Array) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), (size,), like.dtype)
 
 
-def _differing(got: jax.Array, want: jax.Array) -> np.ndarray:
-    a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)
+def _differences(actual: jax.Array, expected: jax.Array) -> np.ndarray:
+    """Indices at which two arrays differ by more than rounding error."""
+    a, b = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if not np.all(np.isfinite(b)):
-        raise ValueError(f"{_NAME}: the derivative is not finite at these params.")
+        raise ValueError(
+            f"{_NAME}: the derivative is not finite at these params, expected finite derivatives. "
+            "Choose other params."
+        )
     scale = np.maximum(np.abs(b), np.abs(b).mean())
-    return np.flatnonzero(np.abs(a - b) > _SLACK * float(jnp.finfo(got.dtype).eps) * scale)
+    return np.flatnonzero(np.abs(a - b) > _SLACK * float(jnp.finfo(actual.dtype).eps) * scale)
 
 
-def _listed(indices: np.ndarray) -> str:
-    more = f", … and {indices.size - 8} more" if indices.size > 8 else ""
-    return f"[{', '.join(map(str, indices[:8]))}{more}]"
+def _index_text(indices: np.ndarray) -> str:
+    remainder = f", … and {indices.size - 8} more" if indices.size > 8 else ""
+    return f"[{', '.join(map(str, indices[:8]))}{remainder}]"

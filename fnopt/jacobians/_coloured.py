@@ -1,4 +1,4 @@
-"""Sparse Jacobians, compressed to one sum of columns (or rows) for each color."""
+"""Sparse Jacobians, stored as one sum of columns (or rows) for each color."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.jacobians._colouring import Bicolouring, Sparsity
 
 
 class FromEntries:
-    """Conversion of a sparse matrix to the formats of other libraries."""
+    """Base class of sparse matrices, with conversions to formats of other libraries."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -27,7 +27,7 @@ class FromEntries:
         raise NotImplementedError
 
     def matrix(self) -> jax.Array:
-        """Dense matrix, of shape `[m, n]`."""
+        """Convert to a dense matrix of shape `[m, n]`."""
         rows, cols, values = self.entries
         return jnp.zeros(self.shape, values.dtype).at[rows, cols].set(values)
 
@@ -64,26 +64,24 @@ class FromEntries:
         if isinstance(values, Tracer):
             raise TypeError(
                 f"{type(self).__name__}.to_scipy: the entries are traced, expected concrete "
-                "values. Call to_scipy outside jax.jit, or to_bcoo, which also works inside."
+                "values. Call to_scipy outside of jax.jit, or call to_bcoo."
             )
         return sparse.csr_array((np.asarray(values), (rows, cols)), shape=self.shape)
 
 
 @jax.tree_util.register_pytree_node_class
 class SparseJacobian(FromEntries):
-    r"""Sparse matrix `[m, n]`, compressed to one sum of columns (or rows) for each color.
+    r"""Sparse matrix `[m, n]`, stored as one sum of columns (or rows) for each color.
 
-    A row has at most one entry of each color, so the sums, an array of shape `[m, colors]`,
-    contain every entry. Products with the matrix need only this array. The array is the only leaf
-    of the pytree.
+    A row has at most one entry of each color, so the array of sums, of shape `[m, colors]`,
+    contains every entry. The array is the only leaf of the pytree.
 
-    `sparse_jacobian` may store some entries in sums of columns and the others in sums of rows.
-    There are then two such arrays, and `sparsity` describes the whole matrix.
+    `sparse_jacobian` may store some entries in sums of columns and the others in sums of rows. The
+    matrix then has two arrays of sums, and `sparsity` is the pattern of the whole matrix.
 
     Args:
-        sums: The sums, of shape `[m, colors]`; `[n, colors]` if `by_rows`.
-        sparsity: The positions of the entries, and the colors of the columns; those of the
-            transpose if `by_rows`.
+        sums: The sums, of shape `[m, colors]`; `[n, colors]` if `by_rows` is True.
+        sparsity: The pattern and the coloring of the matrix; of its transpose if `by_rows` is True.
         by_rows: Whether rows were summed instead of columns.
 
     Example:
@@ -132,26 +130,28 @@ class SparseJacobian(FromEntries):
         return SparseJacobian(self.sums.astype(dtype), self.sparsity, self.by_rows)
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """Product with a vector of shape `[n]`, of shape `[m]`."""
-        return self._across(v) if self.by_rows else self._along(v)
+        """Multiply the matrix by a vector of shape `[n]`; the result has shape `[m]`."""
+        return self._transpose_product(v) if self.by_rows else self._stored_product(v)
 
     def rmv(self, w: jax.Array) -> jax.Array:
-        """Product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
-        return self._along(w) if self.by_rows else self._across(w)
+        """Multiply the transpose by a vector of shape `[m]`; the result has shape `[n]`."""
+        return self._stored_product(w) if self.by_rows else self._transpose_product(w)
 
     def times_rows(self, b: jax.Array) -> SparseJacobian:
-        """Multiply the rows by `b`, of shape `[m]`; a row whose factor is zero may contain NaN."""
+        """Multiply the rows by `b`, of shape `[m]`; rows with a zero factor become zero."""
         column, exists = self.sparsity.lists
         factors = jnp.where(exists, b[column], 0) if self.by_rows else b[:, None]
-        # 0 * NaN is NaN, so rows with a factor of 0 are selected, not multiplied.
+        # A row with a zero factor may contain NaN, and 0 * NaN is NaN.
         sums = jnp.where(factors != 0, factors * self.sums, 0)
         return SparseJacobian(sums, self.sparsity, self.by_rows)
 
-    def _along(self, v: jax.Array) -> jax.Array:
+    def _stored_product(self, v: jax.Array) -> jax.Array:
+        """Product of the matrix with pattern `sparsity`: a gather and a sum over the colors."""
         column, exists = self.sparsity.lists
         return jnp.sum(jnp.where(exists, self.sums * v[column], 0), axis=1)
 
-    def _across(self, w: jax.Array) -> jax.Array:
+    def _transpose_product(self, w: jax.Array) -> jax.Array:
+        """Product of the transpose of the matrix with pattern `sparsity`."""
         column, exists = self.sparsity.lists
         terms = jnp.where(exists, self.sums * w[:, None], 0)
         return jnp.zeros(self.sparsity.shape[1], terms.dtype).at[column].add(terms)
@@ -179,10 +179,10 @@ class SparseJacobian(FromEntries):
 
 @jax.tree_util.register_pytree_node_class
 class TwoWayJacobian(SparseJacobian):
-    """A sparse matrix with some entries stored in sums of columns and the others in sums of rows.
+    """Sparse matrix with entries stored partly in sums of columns and partly in sums of rows.
 
     Args:
-        sums: The sums of columns, of shape `[m, ...]`, and the sums of rows, `[n, ...]`.
+        sums: The sums of columns, of shape `[m, colors]`, and the sums of rows, `[n, colors]`.
         parts: The partition of the entries.
     """
 
@@ -202,12 +202,12 @@ class TwoWayJacobian(SparseJacobian):
 
     @property
     def colours(self) -> int:
-        """Number of colors of columns and rows together."""
+        """Total number of colors of columns and of rows."""
         return self.parts.colours
 
     @property
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
-        """The rows, the columns and the values of all entries, row by row."""
+        """The rows, the columns and the values of all entries, sorted by row."""
         values = jnp.concatenate([self.columns.entries[2], self.rows.entries[2]])
         return self.sparsity.rows, self.sparsity.cols, values[self.parts.order]
 
@@ -221,15 +221,15 @@ class TwoWayJacobian(SparseJacobian):
         return TwoWayJacobian((columns.astype(dtype), rows.astype(dtype)), self.parts)
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """Product with a vector of shape `[n]`, of shape `[m]`."""
+        """Multiply the matrix by a vector of shape `[n]`; the result has shape `[m]`."""
         return self.columns.mv(v) + self.rows.mv(v)
 
     def rmv(self, w: jax.Array) -> jax.Array:
-        """Product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
+        """Multiply the transpose by a vector of shape `[m]`; the result has shape `[n]`."""
         return self.columns.rmv(w) + self.rows.rmv(w)
 
     def times_rows(self, b: jax.Array) -> TwoWayJacobian:
-        """Multiply the rows by `b`, of shape `[m]`; a row whose factor is zero may contain NaN."""
+        """Multiply the rows by `b`, of shape `[m]`; rows with a zero factor become zero."""
         return TwoWayJacobian(
             (self.columns.times_rows(b).sums, self.rows.times_rows(b).sums), self.parts
         )

@@ -1,4 +1,4 @@
-"""Colorings of sparsity patterns: of columns, of columns and rows, and of symmetric patterns."""
+"""Sparsity patterns, and colorings of their columns, of columns and rows, and star colorings."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ class ColumnColours:
         return int(self.colour.max(initial=0)) + 1
 
     def seeds(self, dtype: Any) -> np.ndarray:
-        """Seed matrix `[colors, columns]`: the sum of the unit vectors of each color."""
+        """Seed matrix `[colors, columns]`; each row is the sum of the unit vectors of a color."""
         return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
 
 
 class Sparsity(ColumnColours):
-    """The sparsity pattern of a matrix, and a coloring of its columns.
+    """Sparsity pattern of a matrix, with a coloring of its columns.
 
-    Columns of one color have no row in common. The sums of the columns of each color therefore
-    contain all entries. The entry in row `i` and column `j` is in row `i` of the sum for the color
-    of `j`.
+    Two columns of the same color have no entry in the same row. The columns of each color are
+    summed, and the sums contain all entries of the matrix. The entry in row `i` and column `j` is
+    in row `i` of the sum for the color of `j`.
 
-    Patterns are compared by identity, so each object has its own compiled program.
+    Patterns are compared by identity, because comparing large index arrays takes long. A program
+    that was compiled for a pattern is therefore not reused for an equal pattern.
 
     Args:
         rows: The row of every entry, int array of shape `[entries]`.
-        cols: The column of every entry.
+        cols: The column of every entry, int array of shape `[entries]`.
         shape: The numbers of rows and of columns.
-        leaves: The shapes of the params' leaves, whose rows are eliminated together.
+        leaves: The shapes of the params' leaves. If known, the elimination of a sparse problem
+            keeps the entries of a slice of a leaf together.
 
     Example:
         >>> import numpy as np
@@ -64,6 +66,7 @@ class Sparsity(ColumnColours):
         shape: tuple[int, int],
         leaves: tuple[tuple[int, ...], ...] = (),
     ) -> None:
+        # One int64 key per entry; an int32 product of two indices could overflow.
         keys = distinct(np.asarray(rows, np.int64) * shape[1] + np.asarray(cols, np.int64))
         self.rows, self.cols = (part.astype(np.int32) for part in np.divmod(keys, shape[1]))
         self.shape = shape
@@ -76,7 +79,10 @@ class Sparsity(ColumnColours):
 
     @functools.cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every row and color the column (0 if none), and a mask of the entries."""
+        """The column of the entry in every row and color, and a mask of existing entries.
+
+        Both arrays have shape `[rows, colors]`. The column is 0 if there is no entry.
+        """
         column = np.zeros((self.shape[0], self.colours), np.int32)
         exists = np.zeros(column.shape, bool)
         index = (self.rows, self.colour[self.cols])
@@ -90,11 +96,11 @@ class Sparsity(ColumnColours):
 
 
 def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
-    """Greedy coloring: columns that share a row get different colors."""
+    """Color the columns greedily, so that columns with a common row have different colors."""
     order = np.argsort(cols, kind="stable")
     starts = np.searchsorted(cols[order], np.arange(columns + 1))
     by_column = rows[order].tolist()
-    used: dict[int, int] = {}  # the colors used in each row, as a bit mask
+    used: dict[int, int] = {}  # the colors in each row, as the bits of a Python integer
     colour = np.full(columns, -1, np.int32)
     for j, (lo, hi) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         if lo == hi:
@@ -110,19 +116,18 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
 
 
 class SymmetricSparsity(ColumnColours):
-    """The sparsity pattern of a symmetric matrix, and a star coloring of its columns.
+    """Sparsity pattern of a symmetric matrix, with a star coloring of its columns.
 
-    An entry appears twice in the matrix, so it is sufficient if it is alone in one of two sums: in
-    row `i` of the sum for `j`'s color, or in row `j` of the sum for `i`'s color. A star coloring
-    has this property: columns with an entry in common have different colors, and a path of four
-    connected columns has at least three colors.
+    An entry appears twice in the matrix. Its value is known if it is the only entry in row `i` of
+    the sum for the color of `j`, or in row `j` of the sum for the color of `i`. A star coloring
+    guarantees this property. In a star coloring, two columns `i` and `j` with an entry `(i, j)`
+    have different colors, and every path of four columns has at least three colors.
 
-    Patterns are compared by identity, so each object has its own compiled program.
+    Patterns are compared by identity, as in :class:`Sparsity`.
 
     Args:
-        rows: The row of every entry, int array of shape `[entries]`; one of the two triangles is
-            sufficient.
-        cols: The column of every entry.
+        rows: The row of every entry, int array of shape `[entries]`; one triangle is sufficient.
+        cols: The column of every entry, int array of shape `[entries]`.
         size: The number of rows and of columns.
 
     Example:
@@ -150,76 +155,82 @@ class SymmetricSparsity(ColumnColours):
         """Color of every column; -1 for a column without entries."""
         neighbours = self._neighbours()
         natural = range(self.shape[0])
-        fullest = sorted(natural, key=lambda v: -len(neighbours[v]))
-        found = [_star(neighbours, order) for order in (natural, fullest)]
-        # A coloring of columns without a common row is a star coloring too, sometimes with fewer
-        # colors.
-        found.append(Sparsity(self.rows, self.cols, self.shape).colour)
-        colour = min(found, key=lambda colour: int(colour.max(initial=0)))
+        largest_degree_first = sorted(natural, key=lambda v: -len(neighbours[v]))
+        colorings = [_star(neighbours, order) for order in (natural, largest_degree_first)]
+        # A coloring of columns without a common row is also a star coloring. It sometimes has
+        # fewer colors than the greedy star colorings.
+        colorings.append(Sparsity(self.rows, self.cols, self.shape).colour)
+        colour = min(colorings, key=lambda colour: int(colour.max(initial=0)))
         colour[np.setdiff1d(np.arange(self.shape[0]), self.rows)] = -1
         return colour
 
     @functools.cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every entry, the row and the color of a sum in which it is alone."""
+        """Row and color of the sum that contains no other entry, for every entry."""
+        # With i < j, the entries (i, j) and (j, i) read the same sum, so the Hessian is symmetric.
         i, j = np.minimum(self.rows, self.cols), np.maximum(self.rows, self.cols)
-        # Sums that contain entry (i, j), and its transpose.
-        place = np.stack([self._place(i, j), self._place(j, i)])
-        sums, count = np.unique(self._place(self.rows, self.cols), return_counts=True)
-        alone = count[np.searchsorted(sums, place[0])] == 1
-        found = np.where(alone, *place)  # the same choice for (i, j) and (j, i)
-        rows, colours = np.divmod(found, self.colours)
+        upper, lower = self._sum_index(i, j), self._sum_index(j, i)
+        sums, count = np.unique(self._sum_index(self.rows, self.cols), return_counts=True)
+        is_single = count[np.searchsorted(sums, upper)] == 1
+        rows, colours = np.divmod(np.where(is_single, upper, lower), self.colours)
         return rows.astype(np.int32), colours.astype(np.int32)
 
-    def _place(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    def _sum_index(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+        """Index of the sum that contains an entry, in the flattened array `[rows, colors]`."""
         return rows.astype(np.int64) * self.colours + self.colour[cols]
 
     def _neighbours(self) -> list[list[int]]:
-        off = self.rows != self.cols
-        rows, cols = self.rows[off], self.cols[off]
+        """The columns that have an entry in each row, without the diagonal."""
+        off_diagonal = self.rows != self.cols
+        rows, cols = self.rows[off_diagonal], self.cols[off_diagonal].tolist()
         starts = np.searchsorted(rows, np.arange(self.shape[0] + 1)).tolist()
-        listed = cols.tolist()
-        return [listed[a:b] for a, b in itertools.pairwise(starts)]
+        return [cols[a:b] for a, b in itertools.pairwise(starts)]
 
 
 def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
-    """Greedy star coloring: every path of four vertices has at least three colors."""
-    colour = np.full(len(neighbours), -1, np.int32)
-    known = [-1] * len(neighbours)
-    # Per vertex: counts of its neighbors' colors.
-    seen: list[dict[int, int]] = [{} for _ in neighbours]
-    near = [0] * len(neighbours)  # per vertex: its neighbors' colors as a bit mask
+    """Color the vertices of a graph greedily, by a star coloring.
+
+    The vertices are colored one after the other, each with the smallest allowed color. A color is
+    forbidden for `v` if a neighbor of `v` has this color, or if a path of four vertices with `v`
+    would have only two colors. `v` may be the second vertex or the first vertex of such a path.
+    """
+    # Python lists and integers, because NumPy is slow for single elements.
+    colour = [-1] * len(neighbours)
+    # For each vertex, how many of its neighbors have each color.
+    counts: list[dict[int, int]] = [{} for _ in neighbours]
+    neighbour_colours = [0] * len(neighbours)  # the keys of `counts`, as bits
     for v in order:
-        used = near[v]
+        forbidden = neighbour_colours[v]
         for w in neighbours[v]:
-            if known[w] < 0:
+            if colour[w] < 0:
                 continue
-            if seen[v][known[w]] > 1:  # v in the middle, between w and another of its color
-                used |= near[w]
+            if counts[v][colour[w]] > 1:  # v is the second vertex: x - v - w - y with equal x and w
+                forbidden |= neighbour_colours[w]
                 continue
-            for x in neighbours[w]:  # v at the end of v - w - x - y, with y of w's color
-                if known[x] >= 0 and seen[x][known[w]] > 1:
-                    used |= 1 << known[x]
-        free = ~used & (used + 1)  # the lowest bit that isn't set
-        known[v] = free.bit_length() - 1
+            for x in neighbours[w]:  # v is the first vertex: v - w - x - y with equal w and y
+                if colour[x] >= 0 and counts[x][colour[w]] > 1:
+                    forbidden |= 1 << colour[x]
+        lowest = ~forbidden & (forbidden + 1)  # the lowest bit that isn't set
+        colour[v] = lowest.bit_length() - 1
         for w in neighbours[v]:
-            seen[w][known[v]] = seen[w].get(known[v], 0) + 1
-            near[w] |= free
-    colour[:] = known
-    return colour
+            counts[w][colour[v]] = counts[w].get(colour[v], 0) + 1
+            neighbour_colours[w] |= lowest
+    return np.asarray(colour, np.int32)
 
 
-_TRIED, _LOOKED_AT = 4, 64
+# A bound on the colors of a partition takes two histograms, a coloring takes a Python loop over the
+# entries. So many more partitions are compared by bounds than are colored.
+_BOUNDED, _COLOURED = 64, 4
 
 
 class Bicolouring:
-    """Partition of a pattern into entries from sums of columns and entries from sums of rows.
+    """Partition of a pattern into two parts: one is read from sums of columns, one from row sums.
 
-    Partitions are compared by identity, as :class:`Sparsity` is.
+    Partitions are compared by identity, as in :class:`Sparsity`.
 
     Args:
-        columns: The pattern of the entries from sums of columns, of shape `[m, n]`.
-        rows: The transposed pattern of the entries from sums of rows, of shape `[n, m]`.
+        columns: The pattern of the entries that are read from sums of columns, of shape `[m, n]`.
+        rows: The transposed pattern of the other entries, of shape `[n, m]`.
     """
 
     def __init__(self, columns: Sparsity, rows: Sparsity) -> None:
@@ -230,28 +241,28 @@ class Bicolouring:
 
     @property
     def colours(self) -> int:
-        """Number of sums of columns and sums of rows together."""
+        """Total number of sums of columns and sums of rows."""
         return self.columns.colours + self.rows.colours
 
 
 def bicolouring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], most: int
 ) -> Bicolouring | None:
-    """Choose the partition into rows and columns with the fewest sums.
+    """Partition a pattern so that few sums of columns and sums of rows contain all entries.
 
-    An arrow (a diagonal, a full row and a full column) has as many colors as columns, and as
-    many as rows, but only three with a partition: the full row alone, the full column alone, and
-    the diagonal. Entries of a row that isn't summed don't appear in sums of rows, and full rows are
-    ignored in sums of columns. Each part is therefore colored on its own.
+    An arrow matrix (a diagonal, a full row and a full column) needs one color per column, or one
+    per row. With a partition it needs three sums, which contain the full row, the full column and
+    the diagonal. The two parts are colored independently. Sums of rows contain only the full rows.
+    In sums of columns, the entries of full rows are ignored.
 
     Args:
         rows: The row of every entry.
         cols: The column of every entry.
         shape: The numbers of rows and of columns.
-        most: The partition must have fewer colors than this number.
+        most: The number of colors that a partition must fall below.
 
     Returns:
-        The partition with the fewest colors; None if all partitions have too many.
+        The partition with the fewest colors; None if no partition has fewer than `most` colors.
 
     Reference:
         Coleman and Verma (1998), The efficient computation of sparse Jacobian matrices using
@@ -261,28 +272,32 @@ def bicolouring(
     splits = [(bound, full, False) for bound, full in _splits(rows, cols, shape)]
     splits += [(bound, full, True) for bound, full in _splits(cols, rows, transposed)]
     best = None
-    for bound, full, by_columns in sorted(splits, key=lambda split: split[0])[:_TRIED]:
+    for bound, full, are_columns in sorted(splits, key=lambda split: split[0])[:_COLOURED]:
         if bound >= (most if best is None else best.colours):
             break
-        here = full[cols if by_columns else rows]  # mask of the entries in full rows or columns
-        columns = here if by_columns else ~here
-        found = Bicolouring(
+        in_full = full[cols if are_columns else rows]  # mask of the entries
+        columns = in_full if are_columns else ~in_full
+        partition = Bicolouring(
             Sparsity(rows[columns], cols[columns], shape),
             Sparsity(cols[~columns], rows[~columns], transposed),
         )
-        if found.colours < (most if best is None else best.colours):
-            best = found
+        if partition.colours < (most if best is None else best.colours):
+            best = partition
     return best
 
 
 def _splits(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield candidate sets of full rows, each with a lower bound on the number of colors."""
+    """Yield masks of full rows, each with a lower bound on the number of colors.
+
+    A row is full if it has more entries than a threshold. The other rows need at least as many
+    colors as the largest number of entries in one of them, which is the threshold. The full rows
+    need at least as many sums of rows as there are full rows with an entry in the same column.
+    """
     degree = np.bincount(rows, minlength=shape[0])
-    # The rows that aren't full have at most this degree.
-    counts = np.unique(degree[degree > 0])[:-1]
-    for count in counts[-_LOOKED_AT:].tolist():
-        full = degree > count
-        crossed = np.bincount(cols[full[rows]], minlength=1).max()
-        yield int(count + crossed), full
+    thresholds = np.unique(degree[degree > 0])[:-1]
+    for threshold in thresholds[-_BOUNDED:].tolist():
+        full = degree > threshold
+        overlap = np.bincount(cols[full[rows]], minlength=1).max()
+        yield int(threshold + overlap), full

@@ -1,9 +1,8 @@
-"""Compressed Jacobians: derivative passes by a coloring, forward, backward, or both."""
+"""Sparse Jacobians from one derivative pass per color, in forward mode, reverse mode or both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +10,34 @@ import numpy as np
 
 from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
 from fnopt.jacobians._colouring import Bicolouring, Sparsity, SymmetricSparsity, bicolouring
-from fnopt.jacobians._flat import VectorFunction, at_once, in_chunks, lacks_forward
+from fnopt.jacobians._flat import VectorFunction, fits_at_once, lacks_forward, map_in_chunks
 from fnopt.jacobians._pairs import Shapes
 from fnopt.sharding import pvary_like, reshard_like
 
 Colouring = tuple[Sparsity, bool] | Bicolouring
-"""A coloring of columns, a coloring of rows (of the transpose, with True), or both."""
+"""Coloring of the columns `(pattern, False)`, of the rows `(transpose, True)`, or of both."""
 
 
 def colouring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str, leaves: Shapes = ()
 ) -> Colouring:
-    """Coloring with the fewest passes, in a single direction if the mode requires it."""
-    found = _colouring(rows, cols, shape, mode)
-    sparsity_of(found)[0].leaves = leaves
-    return found
+    """Color a pattern with the fewest passes; only columns or rows if the mode requires it.
+
+    Args:
+        rows: The row of every entry.
+        cols: The column of every entry.
+        shape: The numbers of rows and of columns.
+        mode: `'forward'` colors columns, `'reverse'` rows, `'auto'` columns, rows or both.
+        leaves: The shapes of the params' leaves, which are stored in the `Sparsity`.
+    """
+    coloring = _colouring(rows, cols, shape, mode)
+    sparsity_of(coloring)[0].leaves = leaves
+    return coloring
 
 
-def sparsity_of(found: Colouring) -> tuple[Sparsity, bool]:
-    """The pattern as a `Sparsity`, and whether it is transposed."""
-    return (found.whole, False) if isinstance(found, Bicolouring) else found
+def sparsity_of(coloring: Colouring) -> tuple[Sparsity, bool]:
+    """Return the pattern of a coloring as a `Sparsity`, and whether it is transposed."""
+    return (coloring.whole, False) if isinstance(coloring, Bicolouring) else coloring
 
 
 def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str) -> Colouring:
@@ -40,75 +47,72 @@ def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode:
     best = columns, False
     if mode == "forward":
         return best
-    # A coloring of rows has at least as many colors as the fullest column has entries.
+    # A coloring of rows has at least as many colors as a column has entries.
     if columns.colours > np.bincount(columns.cols).max(initial=0):
         by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
         best = (by_rows, True) if by_rows.colours < columns.colours else best
     return bicolouring(columns.rows, columns.cols, shape, best[0].colours) or best
 
 
-def best_colouring(
-    flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
-) -> Colouring:
-    """Coloring in the modes of differentiation that a function supports."""
+def best_colouring(flat: VectorFunction, color: Callable[[str], Colouring], mode: str) -> Colouring:
+    """Color the Jacobian of a function for the modes of differentiation that it supports."""
     if mode == "auto" and lacks_forward(flat.fn, flat.x):
         mode = "reverse"
-    found = coloured(mode)
-    if mode == "auto" and _goes_back(found) and _lacks_reverse(flat):
-        found = coloured("forward")
-    return found
+    coloring = color(mode)
+    # The check for a reverse mode traces the function, so it comes last.
+    if mode == "auto" and _needs_reverse(coloring) and _lacks_reverse(flat):
+        coloring = color("forward")
+    return coloring
 
 
-def compressed(
-    flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
+def compressed_jacobian(
+    flat: VectorFunction, color: Callable[[str], Colouring], mode: str
 ) -> SparseJacobian:
-    """Jacobian of a function by a coloring, in the modes of differentiation that it supports.
+    """Compute a sparse Jacobian with one derivative pass per color.
 
     Args:
         flat: The function.
-        coloured: A function from a mode to the coloring.
-        mode: The requested mode.
+        color: Function from a mode to the coloring of the Jacobian.
+        mode: The requested mode. `'auto'` uses only modes that the function supports.
 
     Returns:
         The Jacobian.
     """
-    found = best_colouring(flat, coloured, mode)
-    if isinstance(found, Bicolouring):
+    coloring = best_colouring(flat, color, mode)
+    if isinstance(coloring, Bicolouring):
         push = jax.linearize(flat.fn, flat.x)[1]
-        back = jax.linear_transpose(push, flat.x)
+        pull = jax.linear_transpose(push, flat.x)
         sums = (
-            _sums(push, found.columns, flat.x),
-            _sums(lambda w: back(w)[0], found.rows, flat.x),
+            _sums(push, coloring.columns, flat.x),
+            _sums(lambda w: pull(w)[0], coloring.rows, flat.x),
         )
-        return TwoWayJacobian(sums, found)
-    sparsity, by_rows = found
+        return TwoWayJacobian(sums, coloring)
+    sparsity, by_rows = coloring
     product = _pull(flat) if by_rows else jax.linearize(flat.fn, flat.x)[1]
     return SparseJacobian(_sums(product, sparsity, flat.x), sparsity, by_rows)
 
 
 def product_sums(gradient: VectorFunction, sparsity: SymmetricSparsity) -> jax.Array:
-    """Sums of the columns of each color of a Hessian, `[n, colors]`, by its gradient."""
+    """Compute the sums of the Hessian's columns of each color, `[n, colors]`, from the gradient."""
     if lacks_forward(gradient.fn, gradient.x):
+        # The Hessian is symmetric, so the VJP of the gradient is the same product as its JVP.
         return _sums(_pull(gradient), sparsity, gradient.x)
     return _sums(jax.linearize(gradient.fn, gradient.x)[1], sparsity, gradient.x)
 
 
-def _goes_back(found: Colouring) -> bool:
-    return isinstance(found, Bicolouring) or found[1]
+def _needs_reverse(coloring: Colouring) -> bool:
+    return isinstance(coloring, Bicolouring) or coloring[1]
 
 
 def _lacks_reverse(flat: VectorFunction) -> bool:
     """Whether JAX can't transpose the function, because of a `while_loop` or a callback."""
     try:
-        jax.eval_shape(lambda x, w: jax.vjp(flat.fn, x)[1](w), flat.x, _outputs(flat))
-    # JAX's errors for functions without a reverse mode
+        outputs = jax.eval_shape(flat.fn, flat.x)
+        jax.eval_shape(lambda x, w: jax.vjp(flat.fn, x)[1](w), flat.x, outputs)
+    # JAX raises one of these errors for a function without a reverse mode.
     except (TypeError, ValueError, NotImplementedError):
         return True
     return False
-
-
-def _outputs(flat: VectorFunction) -> Any:
-    return jax.eval_shape(flat.fn, flat.x)
 
 
 def _pull(flat: VectorFunction) -> Callable[[jax.Array], jax.Array]:
@@ -126,13 +130,18 @@ def _sums(
     sparsity: Sparsity | SymmetricSparsity,
     like: jax.Array,
 ) -> jax.Array:
-    """The sum of the columns (or rows) of each color, `[m, colors]` (or `[n, colors]`)."""
+    """Sum the columns (or rows) of each color: `[m, colors]` (or `[n, colors]`)."""
 
-    def typed(v: jax.Array) -> jax.Array:
+    def varying_product(v: jax.Array) -> jax.Array:
+        # Inside shard_map, a tangent must vary over the same mesh axes as its primal.
         return product(pvary_like(v, like))
 
     chunk = max(1, _AT_ONCE // max(sparsity.shape))
-    if at_once(sparsity.colours, chunk):
-        return jax.vmap(typed, out_axes=1)(jnp.asarray(sparsity.seeds(like.dtype)))
+    if fits_at_once(sparsity.colours, chunk):
+        return jax.vmap(varying_product, out_axes=1)(jnp.asarray(sparsity.seeds(like.dtype)))
     colour = jnp.asarray(sparsity.colour)
-    return in_chunks(typed, lambda k: (colour == k).astype(like.dtype), sparsity.colours, chunk).T
+
+    def seed(k: jax.Array) -> jax.Array:
+        return (colour == k).astype(like.dtype)
+
+    return map_in_chunks(varying_product, seed, sparsity.colours, chunk).T

@@ -1,4 +1,4 @@
-"""Functions of vectors, and their Jacobians in the cheaper mode with bounded memory."""
+"""Functions of vectors, and their Jacobians in the cheaper mode and with bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from fnopt.programs import copy_function, jaxprs
 from fnopt.sharding import pvary_like, reshard_like
 
 MODES = ("auto", "forward", "reverse")
-_MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, and fit memory
+# Products with at most 256 vectors are computed at once, with more vectors in chunks of 64. Matrix
+# products are as fast in such chunks, and need less memory.
+_MOST_AT_ONCE, _CHUNK = 256, 64
 
 
 def jacobian_mode(mode: str, m: int, n: int, what: str = "jacobian") -> str:
@@ -65,16 +67,16 @@ def value_and_jacobian(
 ) -> tuple[jax.Array, jax.Array]:
     r"""Evaluate a function and its Jacobian :math:`J_{ij} = \partial f_i / \partial x_j`.
 
-    The function is traced once: forward mode propagates the `n` unit tangents through its linear
-    map, reverse mode propagates the `m` unit cotangents back.
+    The function is traced once. Forward mode propagates `n` unit tangents, reverse mode propagates
+    `m` unit cotangents.
 
     Args:
         fn: A function from `[n]` to `[m]`.
         x: The point, of shape `[n]`.
         m: The number of outputs.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: Number of tangents or cotangents that are propagated at once, to bound the
-            memory of intermediate values; by default all if there are at most 256, else 64.
+        chunk_size: Number of tangents or cotangents that are propagated at once, which bounds the
+            memory of intermediate values. By default all if there are at most 256, else 64.
 
     Returns:
         `fn(x)` of shape `[m]` and the Jacobian of shape `[m, n]`.
@@ -91,38 +93,40 @@ def value_and_jacobian(
     """
     if jacobian_mode(mode, m, x.size) == "forward":
         value, push = jax.linearize(fn, x)
-        if at_once(x.size, chunk_size):
+        if fits_at_once(x.size, chunk_size):
             # Inside shard_map, a tangent must vary over the same mesh axes as its primal.
             units = pvary_like(jnp.eye(x.size, dtype=x.dtype), x)
             return value, jax.vmap(push, out_axes=1)(units)
-        return value, in_chunks(push, _units(x.size, x), x.size, chunk_size).T
+        return value, map_in_chunks(push, _unit_vector(x.size, x), x.size, chunk_size).T
     value, pull = jax.vjp(fn, x)
 
-    def pulled(e: jax.Array) -> jax.Array:
+    def pull_back(e: jax.Array) -> jax.Array:
         return pull(reshard_like(e, value))[0]
 
-    if at_once(m, chunk_size):
-        return value, jax.vmap(pulled)(pvary_like(jnp.eye(m, dtype=value.dtype), value))
-    return value, in_chunks(pulled, _units(m, value), m, chunk_size)
+    if fits_at_once(m, chunk_size):
+        return value, jax.vmap(pull_back)(pvary_like(jnp.eye(m, dtype=value.dtype), value))
+    return value, map_in_chunks(pull_back, _unit_vector(m, value), m, chunk_size)
 
 
-def at_once(size: int, chunk_size: int | None = None) -> bool:
-    """Whether products with a linear map fit in memory at once."""
+def fits_at_once(size: int, chunk_size: int | None = None) -> bool:
+    """Whether products of a linear map with so many vectors are computed at once."""
     return size <= (_MOST_AT_ONCE if chunk_size is None else chunk_size)
 
 
-def in_chunks(
+def map_in_chunks(
     linear: Callable[[jax.Array], jax.Array],
     seed: Callable[[jax.Array], jax.Array],
     size: int,
     chunk_size: int | None = None,
 ) -> jax.Array:
-    """Apply a linear map to the vectors `seed(0)` to `seed(size - 1)`, in chunks; one row each."""
+    """Apply a linear map to the vectors `seed(0)` to `seed(size - 1)` in chunks; stack the rows."""
     batch_size = _CHUNK if chunk_size is None else chunk_size
+    # Each vector is made in its chunk, because all vectors together may not fit in memory.
     return lax.map(lambda i: linear(seed(i)), jnp.arange(size), batch_size=batch_size)
 
 
-def _units(size: int, like: jax.Array) -> Callable[[jax.Array], jax.Array]:
+def _unit_vector(size: int, like: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """Function from an index to the unit vector, with the dtype and sharding axes of an array."""
     return lambda i: pvary_like((jnp.arange(size) == i).astype(like.dtype), like)
 
 
@@ -130,62 +134,62 @@ _ROWS = 64  # rows per chunk, so that a large Jacobian fits in memory
 
 
 def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    r"""Define the forward-mode derivative of a function by its reverse mode.
+    r"""Define the forward-mode derivative of a function by its reverse-mode derivative.
 
     .. math:: (J v)_i = \langle J^T e_i, v \rangle
 
-    A `jax.custom_vjp` has no forward mode. Like the Jacobian in reverse mode, this derivative takes
-    one pass per output of the function, for any number of tangents.
+    Use it for a function with a `jax.custom_vjp`, which has no forward-mode derivative. The new
+    derivative takes one reverse pass per output of the function, for any number of tangents.
 
     Args:
         fn: A function of trees of arrays that returns an array.
 
     Returns:
-        A function of the same arguments.
+        The same function with both derivatives.
     """
 
     @jax.custom_jvp
-    def called(*args: Any) -> jax.Array:
+    def function(*args: Any) -> jax.Array:
         return fn(*args)
 
     def rule(args: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         leaves, treedef = jax.tree.flatten(args)
         changes = treedef.flatten_up_to(tangents)
-        still = (SymbolicZero, np.ndarray)  # tangents of integers are NumPy arrays of float0
-        moving = [i for i, change in enumerate(changes) if not isinstance(change, still)]
+        zero_types = (SymbolicZero, np.ndarray)  # tangents of integers are NumPy arrays of float0
+        varying = [i for i, change in enumerate(changes) if not isinstance(change, zero_types)]
 
-        def of_moving(moved: list[Any]) -> jax.Array:
-            new = dict(zip(moving, moved, strict=True))
+        def fn_of_varying(values: list[Any]) -> jax.Array:
+            new = dict(zip(varying, values, strict=True))
             return fn(*treedef.unflatten([new.get(i, leaf) for i, leaf in enumerate(leaves)]))
 
-        value, pull = jax.vjp(of_moving, [leaves[i] for i in moving])
+        value, pull = jax.vjp(fn_of_varying, [leaves[i] for i in varying])
 
-        def along(i: jax.Array) -> jax.Array:
+        def output_tangent(i: jax.Array) -> jax.Array:
             unit = jnp.zeros(value.size, value.dtype).at[i].set(1)
             (rows,) = pull(unit.reshape(value.shape))
-            pairs = zip(rows, moving, strict=True)
+            pairs = zip(rows, varying, strict=True)
             parts = [matmul(jnp.ravel(row), jnp.ravel(changes[j])) for row, j in pairs]
             return sum(parts, jnp.zeros((), value.dtype))
 
-        change = jax.lax.map(along, jnp.arange(value.size), batch_size=_ROWS)
+        change = jax.lax.map(output_tangent, jnp.arange(value.size), batch_size=_ROWS)
         return value, change.reshape(value.shape)
 
-    # Symbolic zeros tell which arguments don't change. These take no product.
-    called.defjvp(rule, symbolic_zeros=True)
-    return called
+    # Arguments with symbolic zeros as tangents are constants, which need no derivative.
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
 
 
 class VectorFunction(NamedTuple):
-    """A function of a tree, represented as a function of vectors."""
+    """Function of a tree of params, converted to a function of vectors."""
 
     fn: Callable[[jax.Array], jax.Array]  # [n] -> [m]
-    x: jax.Array  # [n], the point
+    x: jax.Array  # [n], the params as a vector
     m: int
     unflatten: Callable[[jax.Array], Any]  # [m, ...] -> the outputs, with leaves [*shape, ...]
     params: Any
 
     def tree(self, J: jax.Array) -> Any:
-        """Blocks of a matrix `[m, n]`: a tree like the outputs, of trees like the params."""
+        """Split a matrix `[m, n]` into a tree like the outputs, of trees like the params."""
         leaves, treedef = jax.tree.flatten(self.params)
         columns, start = [], 0
         for leaf in leaves:
@@ -196,11 +200,11 @@ class VectorFunction(NamedTuple):
 
 
 def blocks(unflatten: Callable[[jax.Array], Any], rows: Any) -> Any:
-    """Convert rows `[m, *param]` to a tree like the outputs, of trees like the params."""
-    by_param, params = jax.tree.flatten(rows)
-    pieces = [unflatten(part) for part in by_param]
-    outputs = jax.tree.structure(pieces[0])
-    transposed = zip(*map(jax.tree.leaves, pieces), strict=True)
+    """Convert a tree of rows `[m, *param]` to a tree like the outputs, of trees like the params."""
+    leaves, params = jax.tree.flatten(rows)
+    blocks_of_params = [unflatten(leaf) for leaf in leaves]
+    outputs = jax.tree.structure(blocks_of_params[0])
+    transposed = zip(*map(jax.tree.leaves, blocks_of_params), strict=True)
     return jax.tree.unflatten(outputs, [jax.tree.unflatten(params, parts) for parts in transposed])
 
 
@@ -213,14 +217,17 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
         name: The public function that the user called, for messages.
 
     Returns:
-        The function of a vector, in the params' common dtype (at least float32).
+        The function from a vector to a vector, both in the params' common dtype (at least float32).
+
+    Raises:
+        TypeError: If params or outputs aren't floating, or params are complex.
     """
     check_real(params, name)
     with explain_jax_errors(name, "the function"), explain_missing_keys(params):
-        # A copy, because JAX caches traces by function, and globals that it reads may change.
-        found = jax.eval_shape(copy_function(fn), params)
-    outputs = checked_outputs(found, name)
-    # Inside shard_map, every device then differentiates its own outputs.
+        # A copy, because JAX caches traces by function, and globals in the function may change.
+        shapes = jax.eval_shape(copy_function(fn), params)
+    outputs = checked_outputs(shapes, name)
+    # Inside shard_map, the params vary over devices, so each device differentiates its own outputs.
     params = pvary_like(params, outputs)
     x, unravel = ravel(params, "params")
     layout = real_vector(outputs, x.dtype)
@@ -230,21 +237,21 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
 
 
 def check_real(params: Any, name: str) -> None:
-    """Check that params have a real derivative."""
+    """Check that params are real floating arrays, and that there is at least one."""
     leaves = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(params)[0]]
     if not leaves:
-        raise TypeError(f"{name}: the params hold no array, so there is nothing to differentiate.")
+        raise TypeError(f"{name}: the params contain no array, expected at least one.")
     check_params(leaves, name)
     for path, leaf in leaves:
         if jnp.iscomplexobj(leaf):
             raise TypeError(
-                f"{name}: {path} of the params is {type_text(leaf)}, expected a real "
-                "array. Make its real and imaginary parts separate params."
+                f"{name}: {path} of the params is {type_text(leaf)}, expected a real array. Pass "
+                "the real part and the imaginary part as separate params."
             )
 
 
 def checked_outputs(outputs: Any, name: str) -> Any:
-    """Check that outputs (their shapes and dtypes) have a derivative, and return them."""
+    """Check that outputs, arrays or `ShapeDtypeStruct`, are floating or complex; return them."""
     pairs, _ = leaves_with_names(outputs)
     if not pairs:
         raise TypeError(
@@ -254,13 +261,14 @@ def checked_outputs(outputs: Any, name: str) -> Any:
     for path, leaf in pairs:
         if not is_inexact(leaf):
             raise TypeError(
-                f"{name}: {leaf_text(path)} of the outputs is {type_text(leaf)}, expected floats."
+                f"{name}: {leaf_text(path)} of the outputs is {type_text(leaf)}, expected a "
+                "floating or complex array."
             )
     return outputs
 
 
 def cheaper_mode(mode: str, function: VectorFunction) -> str:
-    """Mode with fewer passes; reverse for a `custom_vjp`, which has no forward mode."""
+    """Choose the mode with fewer passes; reverse mode if the function has no forward mode."""
     if mode == "auto" and function.x.size <= function.m and lacks_forward(function.fn, function.x):
         return "reverse"
     return jacobian_mode(mode, function.m, function.x.size)
@@ -274,5 +282,5 @@ def lacks_forward(fn: Callable[..., Any], *args: Any) -> bool:
 
 def is_about_forward_mode(error: BaseException) -> bool:
     """Whether an error of JAX means that a `custom_vjp` has no forward mode."""
-    # In the derivative of a custom_vjp, JAX leaves the primitive custom_lin.
+    # JAX's error names the primitive custom_lin if the custom_vjp is inside a derivative.
     return "custom_vjp" in str(error) or "custom_lin" in str(error)

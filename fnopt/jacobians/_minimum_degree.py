@@ -1,4 +1,4 @@
-"""The order of a sparse Cholesky factorization, and the entries that fill in."""
+"""Minimum-degree order of a sparse Cholesky factorization, and the size of the factor."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 class SparseOrder(NamedTuple):
-    """An elimination order of groups of unknowns, and its cost."""
+    """An elimination order of groups of unknowns, and the cost of the factorization."""
 
-    groups: np.ndarray  # in the order of elimination
-    entries: int  # of the factor
-    multiplications: int  # of one factorization
+    groups: np.ndarray  # indices of the groups in the order of elimination
+    entries: int  # number of entries of the factor
+    multiplications: int  # number of multiplications of one factorization
     widest: int  # largest number of entries in a column of the factor
 
 
@@ -25,7 +25,7 @@ def minimum_degree(
         size: The number of unknowns of each group.
         a: The first group of each pair of coupled groups.
         b: The second group of each pair.
-        most: The number of multiplications at which another method is cheaper.
+        most: The number of multiplications from which another method is cheaper.
 
     Returns:
         The order; None if the factorization takes `most` multiplications or more.
@@ -34,18 +34,19 @@ def minimum_degree(
         Liu (1985), Modification of the minimum-degree algorithm by multiple elimination; Liu
         (1990), The role of elimination trees in sparse factorization.
     """
-    from scipy.sparse import coo_matrix  # a requirement of JAX, slow to import
+    from scipy.sparse import coo_matrix  # JAX depends on SciPy, whose import is slow
     from scipy.sparse.linalg import spilu
 
     i = np.arange(size.size)
-    degree = np.bincount(np.r_[a, b], minlength=i.size) + 1.0  # with it the matrix is regular
-    entries = np.r_[degree, np.full(2 * a.size, -1.0)]
-    at = np.r_[i, a, b], np.r_[i, b, a]
-    # SuperLU orders the columns by multiple minimum degree. The numbers are of no interest, so that
-    # an incomplete factorization, which drops them, is enough.
+    # The graph Laplacian plus the identity is diagonally dominant, so SuperLU finds no zero pivot.
+    diagonal = np.bincount(np.r_[a, b], minlength=i.size) + 1.0
+    entries = np.r_[diagonal, np.full(2 * a.size, -1.0)]
+    indices = np.r_[i, a, b], np.r_[i, b, a]
+    # SuperLU orders the columns by multiple minimum degree. Only this order is used, so an
+    # incomplete factorization that drops all entries is sufficient.
     order = np.argsort(
         spilu(
-            coo_matrix((entries, at), (i.size, i.size)).tocsc(),
+            coo_matrix((entries, indices), (i.size, i.size)).tocsc(),
             drop_tol=1.0,
             fill_factor=1,
             permc_spec="MMD_AT_PLUS_A",
@@ -53,20 +54,24 @@ def minimum_degree(
             options={"SymmetricMode": True},
         ).perm_c
     )
-    place = np.argsort(order)
-    return _counted(order, size[order].tolist(), place[a], place[b], most)
+    position = np.argsort(order)
+    return _factor_cost(order, size[order].tolist(), position[a], position[b], most)
 
 
-def _counted(
+def _factor_cost(
     order: np.ndarray, size: list[int], a: np.ndarray, b: np.ndarray, most: float
 ) -> SparseOrder | None:
-    """Count the entries of each column, which its parent in the elimination tree inherits."""
-    below: list[set[int]] = [set() for _ in size]
+    """Count the entries and multiplications of the factor by symbolic factorization.
+
+    The entries of a column are the entries of the matrix and of its children in the elimination
+    tree. The parent of a column is the row of the first entry below the diagonal.
+    """
+    below: list[set[int]] = [set() for _ in size]  # rows below the diagonal, per column
     for low, high in zip(np.minimum(a, b).tolist(), np.maximum(a, b).tolist(), strict=True):
         below[low].add(high)
     entries = multiplications = widest = 0
     for k, s in enumerate(size):
-        rows, below[k] = below[k], set()
+        rows, below[k] = below[k], set()  # frees the memory of columns that are done
         width = sum(size[j] for j in rows)
         entries += s * (s + 1) // 2 + s * width
         multiplications += s**3 // 3 + s * width * (s + width)

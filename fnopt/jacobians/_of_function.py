@@ -1,4 +1,4 @@
-"""Jacobian of any function with respect to its params, as a tree, matrix or operator."""
+"""Jacobian of a function with respect to its params, as a tree, a matrix or a linear operator."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fnopt.sharding import pvary_like
 
 
 class JacobianOperator:
-    """The Jacobian of a function at a point as a linear operator; the matrix is never formed.
+    """Jacobian of a function at a point, as a linear operator without a matrix.
 
-    The first product traces and stores the linear map, so use an operator within a single
-    `jax.jit`, or eagerly.
+    The first product traces and stores the linear map. Make and use an operator in the same
+    `jax.jit`, or use it eagerly.
 
     Args:
         fn: A function of the params.
         params: The point.
-        mode: The mode of `matrix`.
-        chunk_size: Number of passes of `matrix` at once.
+        mode: The mode of differentiation of :meth:`matrix`.
+        chunk_size: Number of tangents or cotangents that :meth:`matrix` propagates at once.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -54,34 +54,34 @@ class JacobianOperator:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of outputs and of parameters; a complex output counts twice."""
+        """The number of outputs, where a complex output counts twice, and the number of params."""
         return self._flat.m, self._flat.x.size
 
     def mv(self, tangent: Any) -> Any:
-        """The product `J v`.
+        """Multiply the Jacobian by a vector.
 
         Args:
-            tangent: `v`, a tree like the params.
+            tangent: The vector, a tree like the params.
 
         Returns:
-            A tree like the outputs.
+            The product, a tree like the outputs.
         """
         # Inside shard_map, a tangent must vary over the same mesh axes as the params.
         return self._push(pvary_like(tangent, self._params))
 
     def rmv(self, cotangent: Any) -> Any:
-        """The product `J^T w`.
+        """Multiply the transpose of the Jacobian by a vector.
 
         Args:
-            cotangent: `w`, a tree like the outputs.
+            cotangent: The vector, a tree like the outputs.
 
         Returns:
-            A tree like the params.
+            The product, a tree like the params.
         """
         return self._pull(pvary_like(cotangent, self._params))[0]
 
     def matrix(self) -> jax.Array:
-        """The Jacobian as an array of shape `[m, n]`."""
+        """Compute the Jacobian as an array of shape `[m, n]`."""
         flat = self._flat
         mode = cheaper_mode(self._mode, flat)
         return value_and_jacobian(flat.fn, flat.x, flat.m, mode, self._chunk_size)[1]
@@ -113,27 +113,26 @@ def jacobian(
 
     .. math:: J_{ij} = \frac{\partial f_i}{\partial \theta_j}
 
-    Forward mode costs a pass for each of the `n` params, reverse mode one for each of the `m`
-    outputs; `'auto'` chooses the cheaper mode. The number of simultaneous passes is limited to save
-    memory.
+    Forward mode takes one pass for each of the `n` params. Reverse mode takes one pass for each of
+    the `m` outputs. The number of simultaneous passes is limited to save memory.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays, real or complex.
         argnums: The positional arguments to differentiate, as in `jax.jacobian`.
-        form: `'tree'` returns the same as `jax.jacobian`; `'matrix'` concatenates outputs and
-            params; `'operator'` returns products with the Jacobian without forming it.
-        mode: `'forward'`, `'reverse'`, or `'auto'` for the mode with fewer passes (`'reverse'`
-            for a function with a `custom_vjp`).
+        form: `'tree'` returns the same tree as `jax.jacobian`; `'matrix'` concatenates outputs and
+            params; `'operator'` returns a linear operator.
+        mode: `'forward'`, `'reverse'`, or `'auto'` for the mode with fewer passes. A function with
+            a `custom_vjp` has no forward mode, so `'auto'` chooses reverse mode.
         chunk_size: Number of simultaneous passes; by default all if there are at most 256, else 64.
 
     Returns:
-        A function of the arguments of `fn` that returns `J`:
+        A function of the arguments of `fn` that returns the Jacobian in the chosen form:
 
-        - as a tree like the outputs whose leaves are trees like the params, of arrays of shape
-          `output.shape + param.shape` in the dtype of the output;
-        - as an array of shape `[m, n]`, in the params' common dtype (at least float32); a
-          complex output has rows for its real part, then for its imaginary part;
-        - as a :class:`JacobianOperator`.
+        - `'tree'`: a tree like the outputs whose leaves are trees like the params. The arrays have
+          the shape `output.shape + param.shape` and the dtype of the output.
+        - `'matrix'`: an array of shape `[m, n]` in the params' common dtype (at least float32). A
+          complex output has rows for its real part, then rows for its imaginary part.
+        - `'operator'`: a :class:`JacobianOperator`.
 
     Raises:
         TypeError: If params or outputs aren't floating, or params are complex.
@@ -158,10 +157,10 @@ def jacobian(
     chunk_size = check_chunk_size(chunk_size, "jacobian")
 
     def jacobian_fn(*args: Any, **kwargs: Any) -> Any:
-        of_params, params = _of_params(fn, argnums, args, kwargs)
+        params_fn, params = _bind_other_args(fn, argnums, args, kwargs)
         if form == "operator":
-            return JacobianOperator(of_params, params, mode, chunk_size)
-        return tree_or_matrix(of_params, params, mode, chunk_size, form, "jacobian")
+            return JacobianOperator(params_fn, params, mode, chunk_size)
+        return tree_or_matrix(params_fn, params, mode, chunk_size, form, "jacobian")
 
     return jacobian_fn
 
@@ -169,17 +168,17 @@ def jacobian(
 def tree_or_matrix(
     fn: Callable[[Any], Any], params: Any, mode: str, chunk_size: int | None, form: str, name: str
 ) -> Any:
-    """The Jacobian of a function of the params, as a tree or as a matrix."""
+    """Compute the Jacobian of a function of the params, as a tree or as a matrix."""
     flat = vector_function(fn, params, name)
     mode = cheaper_mode(mode, flat)
     _, J = value_and_jacobian(flat.fn, flat.x, flat.m, mode, chunk_size)
     return J if form == "matrix" else flat.tree(J)
 
 
-def _of_params(
+def _bind_other_args(
     fn: Callable[..., Any], argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Callable[[Any], Any], Any]:
-    """Return a function of the differentiated argument alone, and the value of this argument."""
+    """Return a function of the differentiated arguments alone, and their values."""
     is_single = isinstance(argnums, int)
     positions = (argnums,) if is_single else tuple(argnums)
     if not positions or any(not -len(args) <= i < len(args) for i in positions):
@@ -188,11 +187,11 @@ def _of_params(
             "positional arguments."
         )
 
-    def of_params(params: Any) -> Any:
-        full = list(args)
+    def params_fn(params: Any) -> Any:
+        new_args = list(args)
         for i, value in zip(positions, (params,) if is_single else params, strict=True):
-            full[i] = value
-        return fn(*full, **kwargs)
+            new_args[i] = value
+        return fn(*new_args, **kwargs)
 
     values = tuple(args[i] for i in positions)
-    return of_params, values[0] if is_single else values
+    return params_fn, values[0] if is_single else values

@@ -1,4 +1,4 @@
-"""Pairs of entries that share a row, and the groups of unknowns that they couple."""
+"""Pairs of entries in the same row of a sparse matrix, and groups of coupled unknowns."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
-_MOST = 2**22  # pairs: their indices take 0.1 GB, and a second to sort
+_MOST = 2**22  # largest number of pairs; the indices take 0.1 GB and one second to sort
 
 
 class ManyPairsError(Exception):
-    """The error for pairs that don't fit in memory."""
+    """Raised if the pairs of entries don't fit in memory."""
 
 
 def coupled(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each pair of different columns that share a row, once, the larger index first."""
+    """Return the pairs of different columns with entries in a common row, larger index first."""
     keys = distinct(rows.astype(np.int64) * (cols.max(initial=0) + 1) + cols)
     rows, cols = np.divmod(keys, cols.max(initial=0) + 1)
     a, b = row_pairs(rows)
@@ -22,11 +22,14 @@ def coupled(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def row_pairs(owner: np.ndarray, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Index pairs `i <= j` of equal values in a sorted array.
+    """Index all pairs of equal values in a sorted array, including pairs of an index with itself.
 
     Args:
         owner: The array.
         most: The largest number of pairs; None for 2^22.
+
+    Returns:
+        The larger index and the smaller index of every pair.
 
     Raises:
         ManyPairsError: If there are more than `most` pairs.
@@ -35,26 +38,34 @@ def row_pairs(owner: np.ndarray, most: int | None = None) -> tuple[np.ndarray, n
     counts = np.diff(np.r_[starts, owner.size])
     if np.sum(counts * (counts + 1) // 2) > (_MOST if most is None else most):
         raise ManyPairsError
-    # Position p pairs with all positions from the start of its run of equal values to p.
-    before = np.arange(owner.size) - np.repeat(starts, counts)
-    a = np.repeat(np.arange(owner.size), before + 1)
-    ends = np.cumsum(before + 1)
-    b = np.arange(a.size) - np.repeat(ends - before - 1, before + 1)
-    return a, b + np.repeat(np.repeat(starts, counts), before + 1)
+    # Index p is paired with all indices from the start of its run of equal values to p.
+    offset = np.arange(owner.size) - np.repeat(starts, counts)  # from the start of the run
+    a = np.repeat(np.arange(owner.size), offset + 1)
+    ends = np.cumsum(offset + 1)
+    b = np.arange(a.size) - np.repeat(ends - offset - 1, offset + 1)
+    return a, b + np.repeat(np.repeat(starts, counts), offset + 1)
 
 
 def pattern_product(
     a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pattern of a product of two matrices; the second pattern is sorted by rows."""
+    """Pattern of the product of two sparse matrices, possibly with duplicates.
+
+    An entry `(i, k)` of the first matrix contributes the entries `(i, j)` for all columns `j` of
+    row `k` of the second matrix.
+
+    Args:
+        a: The rows and the columns of the entries of the first matrix.
+        b: The rows and the columns of the entries of the second matrix, sorted by row.
+    """
     first, stop = (np.searchsorted(b[0], a[1], side) for side in ("left", "right"))
     count = stop - first
-    of = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    return np.repeat(a[0], count), b[1][np.repeat(first, count) + of]
+    offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    return np.repeat(a[0], count), b[1][np.repeat(first, count) + offset]
 
 
 def distinct_edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each pair of different numbers once, the larger number first."""
+    """Drop duplicates and pairs of equal numbers; return the larger number of each pair first."""
     high, low = np.maximum(a, b), np.minimum(a, b)
     bound = int(high.max(initial=0)) + 1
     high, low = high[high != low].astype(np.int64), low[high != low]
@@ -63,65 +74,71 @@ def distinct_edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
-    """Return the sorted distinct values of an array, faster than `np.unique`, which hashes."""
-    keys = np.sort(keys)
+    """Return the sorted distinct values of an array."""
+    keys = np.sort(keys)  # faster than `np.unique`, which hashes
     return keys[np.r_[True, keys[1:] != keys[:-1]]] if keys.size else keys
 
 
 Shapes = tuple[tuple[int, ...], ...]
 """The shapes of the params' leaves."""
 
-_SIZES = 4  # most different sizes of groups: every pair of sizes adds to the program
+# Largest number of different group sizes. The compiled program has operations for each pair of
+# sizes.
+_SIZES = 4
 
 
 def unknown_groups(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np.ndarray:
-    """Return the index of the group of each unknown.
+    """Partition the unknowns into groups that are eliminated together, as dense blocks.
 
-    The slices of a leaf along its first axis are groups, if most of them have a residual that
-    depends on all unknowns of the slice. Groups that are coupled to the same groups are merged,
-    unless this results in too many different group sizes. If there are still too many sizes, every
-    unknown is a group.
+    The slices of a leaf along its first axis are groups if most slices have a residual that depends
+    on all unknowns of the slice. Groups that are coupled to the same groups are merged, unless this
+    results in too many different group sizes. If there are still too many sizes, every unknown is a
+    group.
 
     Args:
         rows: The residual of every entry of the Jacobian.
         cols: The unknown of every entry.
         n: The number of unknowns.
         leaves: The shapes of the params' leaves, if known.
+
+    Returns:
+        The index of the group of each unknown.
     """
-    alone = np.arange(n)
-    by_row = _full_rows(rows, cols, n, leaves) if sum(map(math.prod, leaves)) == n else alone
-    joined = _joined(rows, cols, by_row)
-    candidates = (joined, by_row, alone)
+    single = np.arange(n)
+    slices = _slice_groups(rows, cols, n, leaves) if sum(map(math.prod, leaves)) == n else single
+    merged = _merge_equal_neighbors(rows, cols, slices)
+    candidates = (merged, slices, single)
     return next(g for g in candidates if np.unique(np.bincount(g)).size <= _SIZES)
 
 
-def _full_rows(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np.ndarray:
-    """Make each slice of a leaf a group if most of them are full, else each unknown."""
+def _slice_groups(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np.ndarray:
+    """Make each slice of a leaf a group if most slices are full; else each unknown."""
     parts, start = [], 0
     for shape in leaves:
         size = math.prod(shape)
-        of = np.arange(size)
+        group = np.arange(size)
         if len(shape) > 1 and size:
             width = size // shape[0]
-            here = (cols >= start) & (cols < start + size)
-            row, count = np.unique(
-                rows[here].astype(np.int64) * shape[0] + (cols[here] - start) // width,
+            in_leaf = (cols >= start) & (cols < start + size)
+            # One key per residual and slice; the key occurs `width` times if the slice is full.
+            keys, count = np.unique(
+                rows[in_leaf].astype(np.int64) * shape[0] + (cols[in_leaf] - start) // width,
                 return_counts=True,
             )
-            full = np.unique(row[count == width] % shape[0])
-            of = of // width if 2 * full.size > shape[0] else of
-        parts.append(start + of)
+            full = np.unique(keys[count == width] % shape[0])
+            group = group // width if 2 * full.size > shape[0] else group
+        parts.append(start + group)
         start += size
     return np.unique(np.concatenate(parts), return_inverse=True)[1]
 
 
-def _joined(rows: np.ndarray, cols: np.ndarray, group: np.ndarray) -> np.ndarray:
+def _merge_equal_neighbors(rows: np.ndarray, cols: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Merge groups that are coupled to the same groups."""
     a, b = coupled(rows, group[cols])
     groups = int(group.max(initial=0)) + 1
-    # A sum of random 64-bit numbers stands for a set of groups (Zobrist 1970).
+    # Each set of groups is hashed to the sum of random 64-bit numbers (Zobrist 1970).
     number = np.random.default_rng(0).integers(2**63, size=groups, dtype=np.uint64)
-    total = number.copy()
+    total = number.copy()  # a group is in its own set
     np.add.at(total, a, number[b])
     np.add.at(total, b, number[a])
     return np.unique(total, return_inverse=True)[1][group]

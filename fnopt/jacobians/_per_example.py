@@ -1,4 +1,4 @@
-"""Jacobians per example, for least squares with networks."""
+"""Per-example Jacobians, for example for least squares with neural networks."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from fnopt.numerics import compute_dtype, scan_chunks
 from fnopt.sharding import pvary_like, replicate_for_batch, reshard_like
 
 _NAME = "per_example_jacobian"
-_SHARED = "Pass what all examples share by keyword."
+_SHARED = "Pass arrays that all examples share as keyword arguments."
 Carry = TypeVar("Carry")
 
 
 def per_example_jacobian(
     fn: Callable[..., Any], *, mode: str = "auto", chunk_size: int | None = None
 ) -> PerExampleJacobian:
-    r"""Compute the Jacobian of the outputs for every example with respect to the params.
+    r"""Compute the Jacobian of a function of one example, for every example of a batch.
 
     .. math:: J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \qquad i = 1, \dots, b
 
     The outputs for an example don't depend on other examples. With `k` outputs per example, `k`
-    backward passes over the batch therefore give all `b k` rows of the Jacobian, whereas a function
-    of the whole batch would need `b k` passes.
+    reverse passes over the batch compute all `b k` rows of the Jacobian. Without this knowledge,
+    the function of the whole batch needs `b k` passes.
 
-    Pass it as `jac` to `least_squares` if the residuals are mapped over examples:
+    Pass the result as `jac` to `least_squares` if the residuals are mapped over examples:
     `least_squares(jax.vmap(fn, (None, 0)), params, args=(batch,), jac=per_example_jacobian(fn))`.
 
     Args:
@@ -45,15 +45,15 @@ def per_example_jacobian(
         mode: `'reverse'` takes one pass per output of an example, `'forward'` one pass per param;
             `'auto'` chooses the mode with fewer passes.
         chunk_size: Number of examples that are differentiated at once, which bounds the memory of
-            activations; `None` for all. Least squares with normal equations (`'cholesky'`) then
-            sums `J^T J` chunk by chunk and never forms `J` (unless `sigma` is a
-            matrix), so the solution has no covariance.
+            activations; `None` for all. `least_squares` with normal equations (`'cholesky'`) then
+            sums `J^T J` over chunks and never forms `J`, unless `sigma` is a matrix. The solution
+            has no covariance in this case.
 
     Returns:
         A function `(params, batch, ...)` that returns a tree like the outputs, whose leaves are
         trees like the params, with arrays of shape `[b, *output.shape, *param.shape]`. All
-        arguments after the params have a leading axis of `b` examples; keyword arguments are
-        shared.
+        positional arguments after the params have a leading axis of `b` examples. All examples
+        share the keyword arguments.
 
     Raises:
         TypeError: If params or outputs aren't floating, or params are complex.
@@ -75,7 +75,7 @@ def per_example_jacobian(
 
 @dataclasses.dataclass(frozen=True)
 class PerExampleJacobian:
-    """Function that computes per-example Jacobians, whose rows can also be computed in chunks.
+    """Function that computes per-example Jacobians, or folds over chunks of their rows.
 
     Args:
         fn: The function of params and one example.
@@ -88,11 +88,14 @@ class PerExampleJacobian:
     chunk_size: int | None
 
     def __call__(self, params: Any, *batch: Any, **shared: Any) -> Any:
-        """Return the Jacobians as a tree of blocks."""
-        size, layout, rows = self._bound(params, batch, shared)
+        """Compute the Jacobians as a tree of blocks."""
+        size, layout, rows_fn = self._prepare(params, batch, shared)
+
+        def example_blocks(example: Any) -> Any:
+            return blocks(layout.unflatten, rows_fn(example))
 
         def body(carry: None, chunk: Any) -> tuple[None, Any]:
-            return carry, jax.vmap(lambda example: blocks(layout.unflatten, rows(example)))(chunk)
+            return carry, jax.vmap(example_blocks)(chunk)
 
         return scan_chunks(body, None, batch, size, self.chunk_size)[1]
 
@@ -107,30 +110,34 @@ class PerExampleJacobian:
         """Fold a function over the rows of the Jacobian, chunk by chunk.
 
         Args:
-            step: `step(carry, J, parts)` returns the next carry; `J` has shape `[rows, n]`, for
-                the concatenated params, and `parts` contains the entries of `along` for these rows.
-            carry: The first carry.
+            step: `step(carry, J, parts)` returns the next carry. `J` has shape `[rows, n]`, for the
+                concatenated params. `parts` contains a vector of shape `[rows]` for each tree of
+                `along`.
+            carry: The initial carry.
             params: The params.
             batch: The batched arguments.
             along: A tuple of trees like the outputs of the batch.
 
         Returns:
-            The last carry.
+            The final carry.
         """
-        size, layout, rows = self._bound(params, batch, {})
+        size, layout, rows_fn = self._prepare(params, batch, {})
 
         def body(carry: Carry, chunk: Any) -> tuple[Carry, None]:
             examples, trees = chunk
             parts = tuple(jnp.ravel(jax.vmap(layout.flatten)(tree)) for tree in trees)
-            J = jax.vmap(lambda example: _joined(rows(example), layout.size))(examples)
+            J = jax.vmap(lambda example: _rows_matrix(rows_fn(example), layout.size))(examples)
             return step(carry, J.reshape(-1, J.shape[-1]), parts), None
 
         return scan_chunks(body, carry, (batch, along), size, self.chunk_size)[0]
 
-    def _bound(
+    def _prepare(
         self, params: Any, batch: tuple[Any, ...], shared: dict[str, Any]
     ) -> tuple[int, RealVector, Callable[[Any], Any]]:
-        """Return the number of examples, the layout of one example's outputs, and its rows."""
+        """Check the arguments; return the batch size, the layout of outputs, and the row function.
+
+        The layout and the row function are for a single example.
+        """
         check_real(params, _NAME)
         size = check_batch(_named_leaves(batch), _NAME, _SHARED)
         params, shared = replicate_for_batch((params, shared), batch)
@@ -142,32 +149,34 @@ class PerExampleJacobian:
 
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
         with explain_example_errors(_NAME, example, params):
-            found = jax.eval_shape(evaluate, params, example)
-        outputs = checked_outputs(found, _NAME)
+            outputs = jax.eval_shape(evaluate, params, example)
+        checked_outputs(outputs, _NAME)
         x, _ = ravel(params)
         layout = real_vector(outputs, x.dtype)
         mode = jacobian_mode(self.mode, layout.size, x.size)
         if (self.mode, mode) == ("auto", "forward") and lacks_forward(evaluate, params, example):
             mode = "reverse"
-        return size, layout, _rows_of(evaluate, layout, params, mode)
+        return size, layout, _rows_function(evaluate, layout, params, mode)
 
 
-def _joined(rows: Any, k: int) -> jax.Array:
-    """Rows `[k, *param]` in a tree as `[k, n]`."""
+def _rows_matrix(rows: Any, k: int) -> jax.Array:
+    """Concatenate a tree of rows `[k, *param]` to a matrix `[k, n]`."""
     parts = [leaf.reshape(k, -1) for leaf in jax.tree.leaves(rows)]
     dtype = compute_dtype(*(part.dtype for part in parts))
     return jnp.concatenate([part.astype(dtype) for part in parts], axis=1)
 
 
-def _rows_of(
+def _rows_function(
     fn: Callable[[Any, Any], Any], layout: RealVector, params: Any, mode: str
 ) -> Callable[[Any], Any]:
-    """Return the function from an example to its rows, a tree like the params of `[k, *param]`."""
+    """Make the function from an example to its Jacobian rows.
+
+    The rows are a tree like the params, with leaves of shape `[k, *param]`.
+    """
     x, unravel = ravel(params, "params")
 
     def by_rows(example: Any) -> Any:
-        # The derivative is taken leaf by leaf, because a raveled vector takes a concatenation and a
-        # split.
+        # Differentiation with respect to a raveled vector would add a concatenation and a split.
         value, pull = jax.vjp(lambda p: layout.flatten(fn(p, example)), params)
         units = pvary_like(jnp.eye(layout.size, dtype=value.dtype), value)
         return jax.vmap(lambda e: pull(reshard_like(e, value))[0])(units)

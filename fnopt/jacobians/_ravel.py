@@ -23,10 +23,10 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
 
     Returns:
         The vector of shape `[n]`, in the leaves' common dtype (at least float32), and the inverse
-        function to a tree with the original structure, shapes and dtypes.
+        function, which returns a tree with the original structure, shapes, dtypes and shardings.
 
     Raises:
-        TypeError: If a leaf is not floating; the message names it.
+        TypeError: If a leaf is not floating.
 
     Example:
         >>> import jax.numpy as jnp
@@ -39,14 +39,15 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
     leaves, treedef = jax.tree.flatten(tree)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
-    places = [jax.typeof(leaf) for leaf in leaves]
+    types = [jax.typeof(leaf) for leaf in leaves]  # with the shardings of the leaves
     dtype = compute_dtype(*dtypes)
     sizes = [math.prod(shape) for shape in shapes]
 
     def unravel(vector: jax.Array) -> Any:
-        # One equation for all leaves, whose transpose is one concatenation.
+        # The transpose of one `split` is one concatenation; the transpose of many slices is a sum
+        # of padded vectors.
         parts = jax.lax.split(vector, sizes)
-        rows = zip(parts, shapes, dtypes, places, strict=True)
+        rows = zip(parts, shapes, dtypes, types, strict=True)
         return jax.tree.unflatten(
             treedef,
             [reshard_like(p.reshape(shape).astype(dtype), leaf) for p, shape, dtype, leaf in rows],
@@ -54,13 +55,13 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
 
     if not leaves:
         return jnp.zeros((0,), dtype), unravel
-    # Replicated on every device, because solvers would otherwise gather it repeatedly.
+    # The vector is replicated, because solvers would otherwise gather it in every operation.
     parts = [jnp.ravel(replicate(jnp.asarray(leaf, dtype))) for leaf in leaves]
     return jnp.concatenate(parts), unravel
 
 
 def held_as_zeros(tree: Any) -> Any:
-    """Replace non-floating leaves, which a fit keeps fixed, by zeros."""
+    """Replace the non-floating leaves of a tree, which are fixed in a fit, by floating zeros."""
     leaves, treedef = jax.tree.flatten(tree)
     dtype = compute_dtype(*(jnp.result_type(leaf) for leaf in leaves if is_inexact(leaf)))
     return jax.tree.unflatten(
@@ -70,26 +71,26 @@ def held_as_zeros(tree: Any) -> Any:
 
 
 def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """Flatten like :func:`ravel`, with zeros for non-floating leaves, which are fixed.
+    """Flatten a pytree like :func:`ravel`, with zeros in place of non-floating leaves.
 
     Args:
         tree: A pytree of arrays.
 
     Returns:
-        The vector, and the inverse function to the tree.
+        The vector, and the inverse function, which returns the original non-floating leaves.
     """
     x, unravel = ravel(held_as_zeros(tree))
     leaves, treedef = jax.tree.flatten(tree)
 
-    def back(vector: jax.Array) -> Any:
+    def unravel_floating(vector: jax.Array) -> Any:
         pairs = zip(leaves, jax.tree.leaves(unravel(vector)), strict=True)
         return jax.tree.unflatten(treedef, [v if is_inexact(leaf) else leaf for leaf, v in pairs])
 
-    return x, back
+    return x, unravel_floating
 
 
 class RealVector(NamedTuple):
-    """Layout of a tree as a real vector; a complex leaf gives its real, then its imaginary part."""
+    """Layout of a tree as a real vector, with the real part of a complex leaf before the other."""
 
     size: int
     flatten: Callable[[Any], jax.Array]  # the tree -> [size]
@@ -97,10 +98,12 @@ class RealVector(NamedTuple):
 
 
 def real_vector(shapes: Any, dtype: Any) -> RealVector:
-    """Layout of a tree of real or complex arrays as one real vector.
+    """Make the layout of a tree of real or complex arrays as one real vector.
+
+    The real part of a complex leaf comes before its imaginary part.
 
     Args:
-        shapes: The tree, or its shapes and dtypes: floating or complex.
+        shapes: A tree of floating or complex arrays, or of `jax.ShapeDtypeStruct`.
         dtype: The real dtype of the vector.
 
     Returns:
@@ -110,32 +113,35 @@ def real_vector(shapes: Any, dtype: Any) -> RealVector:
         >>> import jax.numpy as jnp
         >>> from fnopt.jacobians import real_vector
         >>> tree = {"a": jnp.asarray([1.0, 2.0]), "z": jnp.asarray(3.0 + 4.0j)}
-        >>> laid = real_vector(tree, jnp.float32)
-        >>> laid.flatten(tree)
+        >>> layout = real_vector(tree, jnp.float32)
+        >>> layout.flatten(tree)
         Array([1., 2., 3., 4.], dtype=float32)
-        >>> laid.unflatten(laid.flatten(tree))["z"]
+        >>> layout.unflatten(layout.flatten(tree))["z"]
         Array(3.+4.j, dtype=complex64)
     """
     leaves, treedef = jax.tree.flatten(shapes)
 
     def flatten(tree: Any) -> jax.Array:
         parts = [part for leaf in treedef.flatten_up_to(tree) for part in _real_parts(leaf)]
-        return concatenate([reshape(_by_row(part), part.size).astype(dtype) for part in parts])
+        return concatenate(
+            [reshape(_shard_rows_only(part), part.size).astype(dtype) for part in parts]
+        )
 
     def unflatten(vector: jax.Array) -> Any:
-        return jax.tree.unflatten(treedef, _cut(vector, leaves))
+        return jax.tree.unflatten(treedef, _split(vector, leaves))
 
     return RealVector(sum(leaf.size * _width(leaf) for leaf in leaves), flatten, unflatten)
 
 
-def _by_row(part: jax.Array) -> jax.Array:
-    """Replicate all axes but the first, as the rows of a Jacobian are sharded."""
+def _shard_rows_only(part: jax.Array) -> jax.Array:
+    """Replicate all axes except the first, because Jacobians are sharded by rows."""
     if part.ndim < 2 or explicit_spec(part)[0] is None:
         return part
     return replicate(part, *range(1, part.ndim))
 
 
 def _width(leaf: Any) -> int:
+    """Number of reals per element."""
     return 2 if jnp.issubdtype(leaf.dtype, jnp.complexfloating) else 1
 
 
@@ -144,18 +150,20 @@ def _real_parts(leaf: Any) -> tuple[jax.Array, ...]:
     return (jnp.real(leaf), jnp.imag(leaf)) if jnp.iscomplexobj(leaf) else (leaf,)
 
 
-def _cut(vector: jax.Array, leaves: list[Any]) -> list[jax.Array]:
-    parts, start = [], 0
+def _split(vector: jax.Array, leaves: list[Any]) -> list[jax.Array]:
+    """Split an array `[size, ...]` into arrays `[*leaf.shape, ...]`."""
+    arrays, start = [], 0
     for leaf in leaves:
-        halves = []
+        real_parts = []
         for _ in range(_width(leaf)):
             part = replicate(vector, 0)[start : start + leaf.size]
-            halves.append(part.reshape(*leaf.shape, *vector.shape[1:]))
+            real_parts.append(part.reshape(*leaf.shape, *vector.shape[1:]))
             start += leaf.size
-        whole = jax.lax.complex(*halves) if len(halves) == 2 else halves[0]
-        parts.append(_placed(whole.astype(leaf.dtype), leaf))
-    return parts
+        array = jax.lax.complex(*real_parts) if len(real_parts) == 2 else real_parts[0]
+        arrays.append(_reshard(array.astype(leaf.dtype), leaf))
+    return arrays
 
 
-def _placed(whole: jax.Array, leaf: Any) -> jax.Array:
-    return reshard_like(whole, leaf) if whole.ndim == len(leaf.shape) else whole
+def _reshard(array: jax.Array, leaf: Any) -> jax.Array:
+    """Give an array the sharding of a leaf, unless the array has additional axes."""
+    return reshard_like(array, leaf) if array.ndim == len(leaf.shape) else array

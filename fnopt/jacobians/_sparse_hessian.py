@@ -1,4 +1,4 @@
-"""Sparse Hessians of scalar functions, by star coloring."""
+"""Sparse Hessians of scalar functions, computed with a star coloring."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fnopt.jacobians._coloured import FromEntries
 from fnopt.jacobians._colouring import SymmetricSparsity
 from fnopt.jacobians._compressed import product_sums
 from fnopt.jacobians._flat import VectorFunction, vector_function
-from fnopt.jacobians._sparse import check_fit, pattern_entries
-from fnopt.jacobians._sparsity_pattern import found_pattern
+from fnopt.jacobians._sparse import check_pattern, pattern_entries
+from fnopt.jacobians._sparsity_pattern import traced_pattern
 
 _NAME = "sparse_hessian"
 
 
 @jax.tree_util.register_pytree_node_class
 class SparseHessian(FromEntries):
-    """Symmetric sparse matrix `[n, n]` as a pytree of its entries.
+    """Symmetric sparse matrix `[n, n]`, a pytree whose only leaf is the array of entries.
 
     Args:
         values: The entries, of shape `[entries]`, in the order of `sparsity`.
@@ -56,7 +56,7 @@ class SparseHessian(FromEntries):
         return self.sparsity.rows, self.sparsity.cols, self.values
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """Product with a vector of shape `[n]`."""
+        """Multiply the matrix by a vector of shape `[n]`."""
         rows, cols, values = self.entries
         return jax.ops.segment_sum(values * v[cols], rows, self.shape[0], indices_are_sorted=True)
 
@@ -76,30 +76,31 @@ class SparseHessian(FromEntries):
 
 
 def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[..., SparseHessian]:
-    r"""Compute the sparse Hessian of a scalar function with one product per color.
+    r"""Compute the sparse Hessian of a scalar function with one Hessian-vector product per color.
 
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial \theta_i \partial \theta_j}
 
-    A product with the sum of some unit vectors is the sum of the corresponding columns. An entry
-    appears twice in the matrix, and must be alone in only one of the two sums, so a star coloring
-    is sufficient. It takes 3 products for a tridiagonal Hessian of any size, and 2 for an arrow
-    matrix (a diagonal, a full row and a full column), instead of `n`. No array of shape `[n, n]` is
-    formed.
+    The product with a sum of unit vectors is the sum of the corresponding columns. Because the
+    matrix is symmetric, each entry off the diagonal is in two sums. It is known if one of these
+    sums has no other entry in the same row. A star coloring guarantees this property. A tridiagonal
+    Hessian of any size takes 3 products instead of `n`, and an arrow matrix (a diagonal, a full row
+    and a full column) takes 2. No array of shape `[n, n]` is formed.
 
-    The possible entries are found by tracing the gradient, with the rules and limits of
-    :func:`fnopt.sparsity_pattern`. Your own pattern may have fewer entries, but must contain every
-    entry that can be nonzero (one triangle is sufficient). The value of a missing entry is added to
-    another entry, without a warning.
+    By default, :func:`fnopt.sparsity_pattern` finds the possible entries by tracing the gradient.
+    Your own pattern may have fewer entries, but must contain every entry that can be nonzero (one
+    triangle is sufficient). The value of a missing entry is added to another entry, without a
+    warning.
 
     Args:
         fn: `fn(params, ...)` returns a real scalar and can be differentiated twice.
-        pattern: The possible entries of the Hessian, with concatenated params: a boolean array of
+        pattern: The possible entries of the Hessian, for concatenated params: a boolean array of
             shape `[n, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse matrix. By
-            default they are found by tracing.
+            default, the pattern is found by tracing.
 
     Returns:
-        A function of the arguments of `fn` that returns a :class:`SparseHessian`, which has `mv`,
-        `matrix`, `to_scipy` and `to_bcoo`, and the number of `products`.
+        A function of the arguments of `fn` that returns a :class:`SparseHessian`, with the methods
+        `mv`, `matrix`, `to_scipy` and `to_bcoo`. Its attribute `products` is the number of
+        Hessian-vector products.
 
     Raises:
         TypeError: If `fn` doesn't return a real scalar, the pattern has another type, or params
@@ -124,10 +125,11 @@ def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[...,
         Tarafdar, Pothen and Walther (2009), Efficient computation of sparse Hessians using coloring
         and automatic differentiation.
     """
-    given = None if pattern is None else pattern_entries(pattern, _NAME, "[n, n]")
+    entries = None if pattern is None else pattern_entries(pattern, _NAME, "[n, n]")
 
+    # Equal patterns have the same object, which is colored once and reuses compiled programs.
     @functools.lru_cache(maxsize=4)
-    def coloured(n: int, rows: bytes, cols: bytes) -> SymmetricSparsity:
+    def sparsity_of(n: int, rows: bytes, cols: bytes) -> SymmetricSparsity:
         return SymmetricSparsity(np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32), n)
 
     def hessian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseHessian:
@@ -136,38 +138,37 @@ def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[...,
 
         flat = vector_function(scalar, params, _NAME)
         n = flat.x.size
-        slope = flat._replace(fn=jax.grad(lambda x: flat.fn(x)[0]), m=n)
-        rows, cols = _both_ways(slope) if given is None else _fitting(given, n)
-        sparsity = coloured(n, rows.tobytes(), cols.tobytes())
-        return SparseHessian(product_sums(slope, sparsity)[sparsity.places], sparsity)
+        gradient = flat._replace(fn=jax.grad(lambda x: flat.fn(x)[0]), m=n)
+        rows, cols = _symmetric_pattern(gradient) if entries is None else _user_pattern(entries, n)
+        sparsity = sparsity_of(n, rows.tobytes(), cols.tobytes())
+        return SparseHessian(product_sums(gradient, sparsity)[sparsity.places], sparsity)
 
     return hessian_fn
 
 
 def _checked_scalar(value: Any) -> Any:
     leaves = jax.tree.leaves(value)
-    fits = len(leaves) == 1 and hasattr(leaves[0], "dtype") and not jnp.shape(leaves[0])
-    if not fits or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-        shown = ", ".join(type_text(x) for x in leaves) or repr(value)
+    is_scalar = len(leaves) == 1 and hasattr(leaves[0], "dtype") and not jnp.shape(leaves[0])
+    if not is_scalar or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        types = ", ".join(type_text(x) for x in leaves) or repr(value)
         raise TypeError(
-            f"{_NAME}: the function returned {shown}, expected a real scalar. "
+            f"{_NAME}: the function returned {types}, expected a real scalar. "
             "fnopt.sparse_jacobian is for functions with many outputs."
         )
     return leaves[0]
 
 
-def _both_ways(slope: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
-    """Return the entries whose transpose is also in the pattern; others are zero by symmetry."""
-    rows, cols = (part.astype(np.int64) for part in found_pattern(slope, _NAME))
-    n = slope.m
-    # The found pattern is an upper bound, because an entry without its transpose is zero by
-    # symmetry.
-    both = np.intersect1d(rows * n + cols, cols * n + rows)
-    rows, cols = np.divmod(both, n)
+def _symmetric_pattern(gradient: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
+    """Trace the pattern of the gradient's derivative; drop entries without their transpose."""
+    rows, cols = (part.astype(np.int64) for part in traced_pattern(gradient, _NAME))
+    n = gradient.m
+    # The traced pattern may have too many entries. An entry whose transpose is zero is zero too.
+    symmetric = np.intersect1d(rows * n + cols, cols * n + rows)
+    rows, cols = np.divmod(symmetric, n)
     return rows.astype(np.int32), cols.astype(np.int32)
 
 
-def _fitting(given: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    rows, cols, shape = given
-    check_fit(rows, cols, shape, (n, n), _NAME)
+def _user_pattern(entries: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    rows, cols, shape = entries
+    check_pattern(rows, cols, shape, (n, n), _NAME)
     return np.asarray(rows, np.int32), np.asarray(cols, np.int32)

@@ -1,4 +1,4 @@
-"""Residual functions of pytrees as functions of vectors, and their derivatives."""
+"""Flattening of residual functions, and their derivatives, constraints, weights and losses."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from fnopt.residuals._linearise import linearise_pull as linearise_pull
 from fnopt.residuals._linearise import probed_columns as probed_columns
 from fnopt.residuals._linearise import value_and_slope as value_and_slope
 from fnopt.residuals._parameters import Constraint, fixed, interval, positive, tied
-from fnopt.residuals._parameters import are_in_a_row as are_in_a_row
 from fnopt.residuals._parameters import as_vector as as_vector
 from fnopt.residuals._parameters import floating_start as floating_start
+from fnopt.residuals._parameters import is_number_list as is_number_list
 from fnopt.residuals._parameters import parametrised as parametrised
 from fnopt.residuals._prefix import broadcast_prefix as broadcast_prefix
 from fnopt.residuals._prior import prior

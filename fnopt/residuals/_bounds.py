@@ -1,4 +1,4 @@
-"""Bounds on params, as vectors."""
+"""Checks of bounds on params, and their conversion to flat vectors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Box(NamedTuple):
     upper: jax.Array  # [n]
 
     def is_feasible(self) -> jax.Array:
-        """Whether a point satisfies the bounds; equal bounds fix a parameter."""
+        """Whether the box contains a point; equal bounds are allowed and fix a parameter."""
         inf = jnp.inf
         return jnp.all((self.lower <= self.upper) & (self.lower < inf) & (self.upper > -inf))
 
@@ -35,7 +35,7 @@ class Box(NamedTuple):
         return self.lower == self.upper
 
     def is_boundless(self) -> bool:
-        """Whether all bounds are known to be infinite."""
+        """Whether all bounds are concrete and infinite; False for traced bounds."""
         if isinstance(self.lower, Tracer) or isinstance(self.upper, Tracer):
             return False
         return bool(np.all(np.isinf(self.lower)) and np.all(np.isinf(self.upper)))
@@ -49,7 +49,10 @@ class Box(NamedTuple):
         return (x >= self.upper).astype(jnp.int32) - (x <= self.lower).astype(jnp.int32)
 
     def held(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
-        """Active set: mask of the params on a bound beyond which the cost decreases, `[n]`."""
+        """Active set: mask `[n]` of params on a bound whose gradient points out of the box or is 0.
+
+        To first order, a step of such a param into the box can't decrease the cost.
+        """
         low = (x <= self.lower) & (gradient >= 0)
         high = (x >= self.upper) & (gradient <= 0)
         return low | high
@@ -72,13 +75,14 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
     """Broadcast bounds to params, leaf by leaf.
 
     Args:
-        bounds: `(lower, upper)`: each a number for all params, or a tree with the structure of the
-            params or a prefix of it, of arrays that broadcast to the params; None for no bound.
+        bounds: A pair `(lower, upper)`. Each is a number for all params, or a tree of arrays that
+            broadcast to the params. The tree has the structure of the params or is a prefix of the
+            params. None in place of a bound or a side is an infinite bound.
         params: The params, which have to satisfy the bounds.
-        dtype: The dtype of the comparison.
+        dtype: The dtype of the bounds, in which they are compared with the params.
 
     Returns:
-        A box of flat vectors for every leaf of the params; None without any bound.
+        A box of flat vectors for every leaf of the params; None if `bounds` is None.
 
     Raises:
         TypeError: If `bounds` isn't a pair.
@@ -97,41 +101,41 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
     pairs, _ = leaves_with_names(params)
     lower, upper = (
         [
-            _side(value, leaf, path, dtype)
+            _bound_vector(value, leaf, path, dtype)
             for value, (path, leaf) in zip(
-                broadcast_prefix(_closed(side, end), params, "bounds"), pairs, strict=True
+                broadcast_prefix(_fill_none(side, end), params, "bounds"), pairs, strict=True
             )
         ]
         for side, end in zip(bounds, (-jnp.inf, jnp.inf), strict=True)
     )
     boxes = []
-    for box, on, (path, leaf) in zip(
+    for box, manifold, (path, leaf) in zip(
         map(Box, lower, upper), manifolds_of(params), pairs, strict=True
     ):
-        if on is None:
-            _check(box, jnp.asarray(leaf, dtype), path)
-        boxes.append(box if on is None else _of_tangent(box, on, path, leaf))
+        if manifold is None:
+            _check_leaf(box, jnp.asarray(leaf, dtype), path)
+        boxes.append(box if manifold is None else _tangent_box(box, manifold, path, leaf))
     return boxes
 
 
-def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
-    """Box of the free variables, as a vector; None without any bound.
+def free_box(bounds: Any, params: Any, parametrisation: Parametrisation, dtype: Any) -> Box | None:
+    """Concatenate the bounds of all free variables; None if `bounds` is None.
 
     Args:
         bounds: As for :func:`box_of`.
         params: The params.
-        made: The params as a function of the free variables, by the constraints.
-        dtype: The dtype of the comparison.
+        parametrisation: The params as a function of the free variables.
+        dtype: The dtype of the bounds.
 
     Raises:
         TypeError: If a complex param has bounds.
-        ValueError: If a constrained param has bounds, or as for :func:`box_of`.
+        ValueError: If a tied or transformed param has bounds, or as for :func:`box_of`.
     """
     boxes = box_of(bounds, params, dtype)
     if boxes is None:
         return None
     pairs, _ = leaves_with_names(params)
-    kinds = made.kinds or (None,) * len(boxes)
+    kinds = parametrisation.kinds or (None,) * len(boxes)
     for box, kind, (path, leaf) in zip(boxes, kinds, pairs, strict=True):
         if jnp.iscomplexobj(leaf):
             raise TypeError(
@@ -140,15 +144,15 @@ def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box
             )
         if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
             raise ValueError(
-                f"{where()}{leaf_text(path)} has bounds and is {kind!r} as well; expected one of "
-                "the two. Leave its bounds out (None)."
+                f"{where()}{leaf_text(path)} has bounds and is {kind!r} as well, expected one of "
+                "the two. Pass None as its bounds, or remove its constraint."
             )
     free = [b for b, kind in zip(boxes, kinds, strict=True) if not isinstance(kind, (fixed, tied))]
     return Box(*map(jnp.concatenate, zip(*free, strict=True))) if free else None
 
 
-def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
-    """Return infinite bounds for a point's tangent coordinates; finite bounds raise an error."""
+def _tangent_box(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
+    """Infinite bounds of a point's tangent coordinates; raise an error for finite bounds."""
     if not box.is_boundless():
         raise ValueError(
             f"{where()}{leaf_text(path)} has bounds and is on {manifold!r}, expected no bounds "
@@ -160,19 +164,19 @@ def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
         return Box(-inf, inf)
 
 
-def _closed(side: Any, end: float) -> Any:
-    """Replace None in a tree of bounds by infinite bounds."""
+def _fill_none(side: Any, end: float) -> Any:
+    """Replace None in a tree of bounds by an infinite bound."""
     return jax.tree.map(lambda x: end if x is None else x, side, is_leaf=lambda x: x is None)
 
 
-def _side(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
-    # Keeps concrete values concrete under jit, so that they can be checked.
+def _bound_vector(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
+    # Evaluation at compile time keeps concrete bounds concrete under jit, so they can be checked.
     traced = isinstance(value, Tracer)
     with contextlib.nullcontext() if traced else jax.ensure_compile_time_eval():
         return as_leaf(value, leaf, path, "bounds", dtype)
 
 
-def _check(box: Box, x: jax.Array, path: str) -> None:
+def _check_leaf(box: Box, x: jax.Array, path: str) -> None:
     # NumPy reshapes concrete bounds, because a JAX operation would return a tracer under jit.
     lower, upper = (s if isinstance(s, Tracer) else np.reshape(s, x.shape) for s in box)
     name = leaf_text(path) if path else "params"
@@ -187,15 +191,20 @@ def check_bounds(
     caller: str,
     may_be_equal: bool = True,
 ) -> None:
-    """Raise an error for known bounds that are crossed or that the initial guess violates.
+    """Check that the bounds aren't crossed and that the initial guess satisfies them.
+
+    Traced arrays aren't checked.
 
     Args:
         lower: The lower bounds, of the shape of `x`.
-        upper: The upper bounds.
+        upper: The upper bounds, of the shape of `x`.
         x: The initial guess.
-        name: Returns the name of an entry from its index.
+        name: Function from the index of an entry to its name, for the message.
         caller: The beginning of the message.
-        may_be_equal: Whether equal bounds may fix a param.
+        may_be_equal: Whether equal bounds are allowed.
+
+    Raises:
+        ValueError: If a lower bound exceeds its upper bound, or the initial guess violates a bound.
     """
     bad = first_bad(np.less_equal if may_be_equal else np.less, lower, upper)
     if bad is not None:
@@ -204,9 +213,10 @@ def check_bounds(
             f"{caller}bounds of {name(bad)} are crossed: lower {lower[bad]} and upper "
             f"{upper[bad]}, expected lower {expected}."
         )
+    # Written with `~`, so that a NaN in the initial guess passes here.
     bad = first_bad(lambda a, b, x: ~((x < a) | (x > b)), lower, upper, x)
     if bad is not None:
         raise ValueError(
             f"{caller}{name(bad)} starts at {x[bad]}, outside its bounds [{lower[bad]}, "
-            f"{upper[bad]}]. Pass an initial guess inside them."
+            f"{upper[bad]}]; expected an initial guess inside the bounds."
         )

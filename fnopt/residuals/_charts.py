@@ -1,4 +1,4 @@
-"""Params on manifolds as tangent coordinates with movable base points."""
+"""Parametrization of params on manifolds by tangent coordinates with variable base points."""
 
 from __future__ import annotations
 
@@ -14,63 +14,65 @@ from fnopt.residuals._parameters import fixed, parametrised, tied
 
 
 def charted(params: Any, constraints: Any = None) -> Parametrisation:
-    """Separate the free variables; base points of manifolds are arguments of `assemble`.
+    """Separate the free variables, with the base points of manifolds as extra variables.
 
     Args:
         params: As in :func:`parametrised`.
         constraints: As in :func:`parametrised`.
 
     Returns:
-        The result of :func:`parametrised`. With params on manifolds, the free tree ends with their
-        base points.
+        The result of :func:`parametrised`. If params are on manifolds, the free tree ends with
+        their base points, so `assemble` doesn't depend on fixed base points.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from fnopt.manifolds import SO2, on
         >>> from fnopt.residuals import charted
-        >>> made = charted(on(SO2, jnp.eye(2)))
-        >>> coordinates, base = made.free
-        >>> turned = made.assemble((coordinates + jnp.pi / 6, base))
-        >>> print(coordinates, turned.value[1, 0].round(4))
+        >>> parametrisation = charted(on(SO2, jnp.eye(2)))
+        >>> coordinates, base = parametrisation.free
+        >>> rotated = parametrisation.assemble((coordinates + jnp.pi / 6, base))
+        >>> print(coordinates, rotated.value[1, 0].round(4))
         [1.] 0.5
     """
-    made = parametrised(params, constraints)
-    moving = [isinstance(kind, curved) for kind in made.kinds]
-    if not any(moving):
-        return made
+    parametrisation = parametrised(params, constraints)
+    kinds = parametrisation.kinds
+    on_manifold = [isinstance(kind, curved) for kind in kinds]
+    if not any(on_manifold):
+        return parametrisation
     leaves, treedef = jax.tree.flatten(params)
-    fitted = [kind for kind in made.kinds if not isinstance(kind, (fixed, tied))]
-    size = len(fitted)
+    fitted_kinds = [kind for kind in kinds if not isinstance(kind, (fixed, tied))]
+    size = len(fitted_kinds)
 
     def parametrised_at(bases: Any) -> Parametrisation:
-        rest = iter(bases)
-        here = [next(rest) if m else leaf for m, leaf in zip(moving, leaves, strict=True)]
-        return parametrised(treedef.unflatten(here), constraints)
+        points = iter(bases)
+        new = [next(points) if on else x for on, x in zip(on_manifold, leaves, strict=True)]
+        return parametrised(treedef.unflatten(new), constraints)
 
-    def points(tree: Any) -> tuple[jax.Array, ...]:
-        return tuple(x for m, x in zip(moving, jax.tree.leaves(tree), strict=True) if m)
+    def points_of(tree: Any) -> tuple[jax.Array, ...]:
+        return tuple(x for on, x in zip(on_manifold, jax.tree.leaves(tree), strict=True) if on)
 
     def assemble(free: Any) -> Any:
-        found = parametrised_at(free[size:]).assemble(free[:size])
-        return map_points(lambda _, p, x: x.astype(jnp.result_type(p)), params, found)
+        assembled = parametrised_at(free[size:]).assemble(free[:size])
+        # Points are computed in at least float32 and returned in the dtypes of the params.
+        return map_points(lambda _, p, x: x.astype(jnp.result_type(p)), params, assembled)
 
     def rebase(free: Any) -> Any:
-        at = iter(free[size:])
-        heads, reached = [], []
-        for kind, u in zip(fitted, free[:size], strict=True):
+        bases = iter(free[size:])
+        variables, points = [], []
+        for kind, u in zip(fitted_kinds, free[:size], strict=True):
             if isinstance(kind, curved):
-                reached.append(kind.point(next(at), u))
-                u = jnp.ones_like(u)
-            heads.append(u)
-        return (*heads, *reached)
+                points.append(kind.point(next(bases), u))
+                u = jnp.ones_like(u)  # the coordinates of a base point, see `curved`
+            variables.append(u)
+        return (*variables, *points)
 
     def tangent(free: Any) -> Any:
-        given = iter(free)
-        rows = [None if isinstance(kind, (fixed, tied)) else next(given) for kind in made.kinds]
+        variables = iter(free)
+        rows = [None if isinstance(kind, (fixed, tied)) else next(variables) for kind in kinds]
         flat = jax.tree.leaves(in_tangents(assemble(free)))
-        return [u if m else leaf for m, u, leaf in zip(moving, rows, flat, strict=True)]
+        return [u if on else x for on, u, x in zip(on_manifold, rows, flat, strict=True)]
 
-    bases = tuple(jnp.asarray(x, compute_dtype(jnp.result_type(x))) for x in points(params))
-    heads = parametrised_at(bases).free
-    charts = Charts(sum(map(jnp.size, heads)), size, rebase, tangent)
-    return Parametrisation((*heads, *bases), assemble, made.kinds, charts)
+    bases = tuple(jnp.asarray(x, compute_dtype(jnp.result_type(x))) for x in points_of(params))
+    variables = parametrised_at(bases).free
+    charts = Charts(sum(map(jnp.size, variables)), size, rebase, tangent)
+    return Parametrisation((*variables, *bases), assemble, kinds, charts)

@@ -1,4 +1,4 @@
-"""Params on manifolds as coordinates of the tangent space at a base point."""
+"""Parametrization of points on manifolds by coordinates of the tangent space at a base point."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fnopt.manifolds import Manifold, check_point, is_on
 class curved(Value):
     """Represent points of a manifold by coordinates of the tangent space at their initial values.
 
-    The coordinates have origin 1, so a relative tolerance is relative to a
-    tangent of length 1: a radian, for a rotation.
+    The base point has coordinates 1 instead of 0. A relative tolerance on coordinates near 1 is an
+    absolute tolerance on the tangent, which for a rotation is an angle in radians.
     """
 
     manifold: Manifold = static()
 
     def start(self, x: jax.Array) -> jax.Array:
-        """Coordinates of the base points."""
+        """Coordinates of the base points `x`, which are all 1."""
         batch = x.shape[: x.ndim - self.manifold.axes]
         return jnp.ones((*batch, self.manifold.dimension(x.shape)), x.dtype)
 
     def point(self, x: jax.Array, coordinates: jax.Array) -> jax.Array:
-        """Convert coordinates to points, by a retraction from the base points."""
+        """Convert coordinates to points, by a retraction from the base points `x`."""
         tangent = self.manifold.from_coordinates(x, coordinates - 1)
         return self.manifold.retract(x, tangent)
 
@@ -39,19 +39,19 @@ class curved(Value):
 class Charts(NamedTuple):
     """Functions that move the base points of params on manifolds."""
 
-    fitted: int  # number of fitted numbers; base points follow them
-    leaves: int  # number of leaves of the free tree with fitted numbers
-    rebase: Callable[[Any], Any]  # the free tree with the current points as base points
-    tangent: Callable[[Any], Any]  # the params, with tangent coordinates in place of points
+    fitted: int  # number of fitted variables in the raveled free tree; base points follow
+    leaves: int  # number of leaves of the free tree before the base points
+    rebase: Callable[[Any], Any]  # free tree -> free tree with the current points as base points
+    tangent: Callable[[Any], Any]  # free tree -> params, with coordinates in place of points
 
 
 class Parametrisation(NamedTuple):
     """Params as a function of the free variables."""
 
-    free: Any  # a tree of the variables that are fitted, then of base points on manifolds
-    assemble: Callable[[Any], Any]  # from such a tree to the params
+    free: Any  # initial values of the free tree: fitted variables, then base points on manifolds
+    assemble: Callable[[Any], Any]  # free tree -> params
     kinds: tuple[Value | None, ...]  # the constraint of every leaf of the params
-    charts: Charts | None = None  # set if params are on manifolds
+    charts: Charts | None = None  # None if no param is on a manifold
 
 
 def manifolds_of(params: Any) -> list[Manifold | None]:
@@ -67,7 +67,7 @@ def on_its_manifold(kind: Value | None, manifold: Manifold, path: str, leaf: Any
     """Constraint of a point on a manifold; raise an error for any other constraint."""
     if kind is not None:
         raise ValueError(
-            f"{where()}{leaf_text(path)} is on {manifold!r} and is {kind!r} as well; expected "
+            f"{where()}{leaf_text(path)} is on {manifold!r} and is {kind!r} as well, expected "
             "fixed() or no constraint for a parameter on a manifold."
         )
     check_point(manifold, leaf, leaf_text(path), "params")

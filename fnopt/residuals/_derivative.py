@@ -1,4 +1,4 @@
-"""A user's Jacobian, transformed like the residuals."""
+"""Derivative of the residuals by a user's Jacobian, and its compositions with linear maps."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from fnopt.sharding import pvary_over_rows, replicate, reshard_like
 
 Map = Callable[[jax.Array], jax.Array]
 Gram = Callable[..., tuple[jax.Array, jax.Array]]
-r"""`gram(x, d, w)` sums :math:`(DJ)^T DJ` and :math:`J^T w` without forming all of `J`.
+r"""`gram(x, d, w)` sums :math:`(DJ)^T DJ` and :math:`J^T w`, :math:`D = \mathrm{diag}(d)`.
 
-With additional arguments `*maps`, the maps are applied to the rows of `J` first.
+The function never forms the whole `J`. With additional arguments `*maps`, the maps are applied to
+the rows of `J` first.
 """
 
 
 class Compressed(NamedTuple):
-    """Access to the entries of a sparse Jacobian and their indices."""
+    """Access to the entries of a sparse Jacobian in a `Derivative`, and their sparsity pattern."""
 
-    of: Callable[[Any], SparseJacobian]  # J -> its entries
+    of: Callable[[Any], SparseJacobian]  # J, the value of `Derivative.at` -> the sparse Jacobian
     sparsity: Sparsity
-    by_rows: bool
+    by_rows: bool  # as in `SparseJacobian`
 
 
 class Derivative(NamedTuple):
-    """The derivative of a function from `[n]` to `[m]`, without automatic differentiation.
+    """User-supplied derivative of a function from `[n]` to `[m]`.
 
-    `at` represents the Jacobian at a point as a tree of arrays, such as the matrix, which a solver
-    can store. This tree contains all values that depend on data; the three functions that read the
-    tree close over no array.
+    `at` returns the Jacobian at a point as a tree of arrays, such as the matrix, which a solver
+    stores in its state. The tree contains all arrays that `matrix`, `push` and `pull` need, so
+    these functions don't close over arrays.
     """
 
     at: Callable[[jax.Array], Any]  # x -> J, a tree of arrays
@@ -45,15 +46,15 @@ class Derivative(NamedTuple):
     compressed: Compressed | None = None  # for Jacobians compressed by colors
 
     def scaled(self, factors: Map) -> Derivative:
-        r"""The derivative of :math:`b_i f_i`, in which the factors `b(x)` are constants.
+        r"""The derivative of :math:`b_i f_i`, with the factors `b(x)` treated as constants.
 
-        Rows with `b = 0` may be NaN.
+        Rows with `b = 0` are zero, even if the Jacobian is NaN there.
         """
         entries, gram = self.compressed, self.gram
         return Derivative(
             lambda x: (factors(x), self.at(x)),
-            lambda J: counted(J[0][:, None], self.matrix(J[1])),
-            lambda J, v: counted(J[0], self.push(J[1], v)),
+            lambda J: masked_product(J[0][:, None], self.matrix(J[1])),
+            lambda J, v: masked_product(J[0], self.push(J[1], v)),
             lambda J, w: self.pull(J[1], J[0] * w),
             self.sparse,
             gram and (lambda x, d, w, *maps: gram(x, factors(x) * d, factors(x) * w, *maps)),
@@ -64,7 +65,7 @@ class Derivative(NamedTuple):
         r"""The derivative :math:`A J` of :math:`A f(x)`, for a linear map `A`."""
         apply, consts = convert_closure(outer, r)
 
-        def transposed(consts: Any, w: jax.Array) -> jax.Array:
+        def apply_transpose(consts: Any, w: jax.Array) -> jax.Array:
             value, pull = jax.vjp(lambda r: apply(r, *consts), jnp.zeros_like(w))
             return pull(reshard_like(w, value))[0]
 
@@ -72,24 +73,29 @@ class Derivative(NamedTuple):
             lambda x: (consts, self.at(x)),
             lambda J: jax.vmap(lambda column: apply(column, *J[0]), 1, 1)(self.matrix(J[1])),
             lambda J, v: apply(self.push(J[1], v), *J[0]),
-            lambda J, w: self.pull(J[1], transposed(J[0], w)),
+            lambda J, w: self.pull(J[1], apply_transpose(J[0], w)),
             self.sparse,
         )
 
-    def on_chart(self, whole: Map, head: jax.Array) -> Derivative:
+    def on_chart(self, append_bases: Map, x: jax.Array) -> Derivative:
         """The derivative with respect to the free variables, with base points as constants.
 
         Args:
-            whole: Function from the free variables to the vector with base points.
-            head: The free variables.
+            append_bases: Function that appends the base points to the free variables.
+            x: The free variables.
         """
         if self.compressed is None:
-            return self.preceded_by(whole, head)
-        # A composed sparse Jacobian is already a derivative with respect to the fitted variables.
-        return self._replace(at=lambda x: self.at(whole(x)))
+            return self.preceded_by(append_bases, x)
+        # The sparse Jacobian of `free_jacobian` has no columns for base points.
+        return self._replace(at=lambda x: self.at(append_bases(x)))
 
     def preceded_by(self, inner: Map, x: jax.Array) -> Derivative:
-        r"""The derivative :math:`J T` of :math:`f(g(x))`, :math:`T = \partial g / \partial x`."""
+        r"""The derivative :math:`J T` of :math:`f(g(x))`, with :math:`T = \partial g / \partial x`.
+
+        Args:
+            inner: The function :math:`g`.
+            x: An argument of :math:`g`, for shapes and dtypes.
+        """
         apply, consts = convert_closure(inner, x)
 
         def push(consts: Any, x: jax.Array, v: jax.Array) -> jax.Array:
@@ -98,10 +104,10 @@ class Derivative(NamedTuple):
         def pull(consts: Any, x: jax.Array, w: jax.Array) -> jax.Array:
             return jax.vjp(lambda x: apply(x, *consts), x)[1](w)[0]
 
-        def preceded(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
+        def composed_gram(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
             assert self.gram is not None
-            row = lambda row: pull(consts, pvary_over_rows(x), row)  # noqa: E731
-            return self.gram(inner(x), d, w, row, *maps)
+            pull_row = lambda row: pull(consts, pvary_over_rows(x), row)  # noqa: E731
+            return self.gram(inner(x), d, w, pull_row, *maps)
 
         return Derivative(
             lambda x: (consts, pvary_over_rows(x), self.at(inner(x))),
@@ -109,27 +115,37 @@ class Derivative(NamedTuple):
             lambda J, v: self.push(J[2], push(J[0], J[1], v)),
             lambda J, w: pull(J[0], J[1], self.pull(J[2], w)),
             self.sparse,
-            self.gram and preceded,
+            self.gram and composed_gram,
         )
 
 
-def counted(b: jax.Array, a: jax.Array) -> jax.Array:
-    """The product `b a`; zero where `b` is zero, even if `a` is NaN."""
+def masked_product(b: jax.Array, a: jax.Array) -> jax.Array:
+    """Return the product `b a`, and zero where `b` is zero, even if `a` is NaN."""
     return jnp.where(b != 0, b * a, jnp.zeros_like(a))
 
 
 def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""Gram matrix :math:`b_i K_{ij} b_j` of rows times factors `b(x)`; None without `K`."""
+    r"""Scale the Gram matrix `K` of the rows to :math:`b_i K_{ij} b_j`; None without `K`.
+
+    Args:
+        gram: The function of `x` that returns `K = J J^T`, or None.
+        factors: The function of `x` that returns the factors `b` of the rows.
+    """
     if gram is None:
         return None
 
     def scaled(x: jax.Array, factor: Any = None) -> jax.Array:
         b = replicate(factors(x))  # replicated like the Gram matrix
-        return counted(b[:, None], counted(b[None, :], gram(x, factor)))
+        return masked_product(b[:, None], masked_product(b[None, :], gram(x, factor)))
 
     return scaled
 
 
 def mixed_rows(gram: Any, mix: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""Gram matrix :math:`A K A^\top` of rows mixed by a linear map; None without `K`."""
+    r"""Transform the Gram matrix `K` of the rows to :math:`A K A^\top`; None without `K`.
+
+    Args:
+        gram: The function of `x` that returns `K = J J^T`, or None.
+        mix: The linear map `A` of the residuals.
+    """
     return gram and (lambda x, factor=None: jax.vmap(mix)(jax.vmap(mix, 1, 1)(gram(x, factor))))

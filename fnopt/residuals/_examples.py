@@ -1,4 +1,4 @@
-"""Residuals of a batch by functions of one example, in the form that the linear solver needs."""
+"""Residual functions of one example, applied to a batch, with per-example Jacobians."""
 
 from __future__ import annotations
 
@@ -26,81 +26,83 @@ from fnopt.sharding import replicate_for_batch, row_axes
 
 Function = Callable[..., Any]
 _SHARED = (
-    "Let residual_fn close over what all examples share, or pass it in args. If "
-    "residual_fn takes the whole batch at once, pass the batch in args and leave batch "
-    "out."
+    "Pass arrays that all examples share in args. If residual_fn takes the whole batch at once, "
+    "pass the batch in args instead of batch."
 )
 
 
 class ExampleResiduals(Value):
-    """Functions of one example as a single function of the batch, `(params, batch, *args)`.
+    """Function of a batch, `(params, batch, *args)`, that maps functions over the examples.
 
     Args:
-        fns: Functions `fn(params, example, *args)`.
-        structure: The tree structure of the user's container of functions; a leaf for a single
-            function.
+        fns: Functions `fn(params, example, *args)` that return the residuals of one example.
+        structure: The tree structure of the user's container of functions; a leaf if the user
+            passed a single function.
     """
 
     fns: tuple[Function, ...]
     structure: Any = static()
 
     def __call__(self, params: Any, batch: Any, *args: Any) -> Any:
-        """Residuals of all examples, in a container like the container of the functions."""
+        """Residuals of all examples, in the container of the functions."""
         axes = (None, 0, *(None for _ in args))
         pairs = zip(self.fns, self.batches(batch), strict=True)
-        found = []
-        for fn, each in pairs:
-            with explain_example_errors("residual_fn", _example(each)):
-                common = replicate_for_batch((params, args), each)
-                found.append(jax.vmap(fn, axes)(common[0], each, *common[1]))
-        return jax.tree.unflatten(self.structure, found)
+        residuals = []
+        for fn, fn_batch in pairs:
+            with explain_example_errors("residual_fn", _example(fn_batch)):
+                common = replicate_for_batch((params, args), fn_batch)
+                residuals.append(jax.vmap(fn, axes)(common[0], fn_batch, *common[1]))
+        return jax.tree.unflatten(self.structure, residuals)
 
     def batches(self, batch: Any) -> list[Any]:
-        """Batch of each function."""
+        """Split the user's batch into one batch for each function."""
         if jax.tree_util.treedef_is_leaf(self.structure):
             return [batch]
         if isinstance(batch, dict):
-            fits = jax.tree.structure(dict.fromkeys(batch, 0)) == self.structure
-            found = [batch[key] for key in sorted(batch)] if fits else []
+            same_keys = jax.tree.structure(dict.fromkeys(batch, 0)) == self.structure
+            # JAX sorts the keys of a dict, so `fns` are in this order.
+            batches = [batch[key] for key in sorted(batch)] if same_keys else []
         else:
-            named = isinstance(jax.tree.unflatten(self.structure, self.fns), dict)
-            found = list(batch) if isinstance(batch, (list, tuple)) and not named else []
-        if len(found) != len(self.fns):
+            fns_in_dict = isinstance(jax.tree.unflatten(self.structure, self.fns), dict)
+            batches = list(batch) if isinstance(batch, (list, tuple)) and not fns_in_dict else []
+        if len(batches) != len(self.fns):
             raise TypeError(
                 f"{where()}batch is {type_text(batch)}, expected a list of {len(self.fns)} "
-                "batches: one for each residual function (a dict for a dict of functions)."
+                "batches, one for each residual function, or a dict of batches with the keys of a "
+                "dict of residual functions."
             )
-        return found
+        return batches
 
     def mapped(self, fn: Callable[[Function, Any], Any], batch: Any) -> ExampleResiduals:
-        """Replace every function by `fn(function, shapes of its example)`."""
+        """Replace every function `f` by `fn(f, example)`, with the shapes of its example."""
         pairs = zip(self.fns, self.batches(batch), strict=True)
         return ExampleResiduals(tuple(fn(f, _example(b)) for f, b in pairs), self.structure)
 
     def of_free(
         self, assemble: Callable[[Any], Any], batch: Any, args: tuple[Any, ...]
     ) -> Examples:
-        """Residuals as functions of the free variables and an example.
+        """Convert the functions to functions of the free variables and an example.
 
         Args:
             assemble: Function from the free variables to the params.
             batch: The examples.
-            args: Further arguments.
+            args: Further arguments of the functions.
         """
 
-        def free(fn: Function) -> Function:
+        def fn_of_free(fn: Function) -> Function:
             return lambda free, example: fn(assemble(free), example, *args)
 
-        fns = ExampleResiduals(tuple(map(free, self.fns)), self.structure)
-        return Examples(fns, self.batches(batch))
+        residuals = ExampleResiduals(tuple(map(fn_of_free, self.fns)), self.structure)
+        return Examples(residuals, self.batches(batch))
 
 
 def _example(batch: Any) -> Any:
+    """Shapes and dtypes of one example."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
 
 
 class Examples(NamedTuple):
-    """Functions of params and one example, with their batches."""
+    """Residual functions of one example with their batches, for per-example Jacobians."""
 
     residuals: ExampleResiduals
     batches: list[Any]
@@ -108,13 +110,21 @@ class Examples(NamedTuple):
     chunk_size: int | None = None  # number of examples that are processed at once
 
     def __call__(self, params: Any) -> Any:
-        """The blocks of the Jacobian."""
+        """Jacobian of all examples, with a tree like the params for every residual leaf."""
         return jax.tree.unflatten(
             self.residuals.structure, [J(params, batch) for J, batch in self._rows()]
         )
 
     def fold(self, step: Any, carry: Any, params: Any, args: tuple[()], along: Any) -> Any:
-        """Fold over the rows of every function, as :func:`fnopt.per_example_jacobian` does."""
+        """Fold over chunks of Jacobian rows, one function after the other.
+
+        Args:
+            step: `step(carry, rows, parts)` returns the next carry.
+            carry: The initial carry.
+            params: The params.
+            args: No further arguments, because the functions close over them.
+            along: Trees like the residuals, whose chunks are passed to `step` with the rows.
+        """
         del args
         trees = [self.residuals.structure.flatten_up_to(tree) for tree in along]
         for i, (J, batch) in enumerate(self._rows()):
@@ -127,64 +137,69 @@ class Examples(NamedTuple):
         return list(zip(rows, self.batches, strict=True))
 
     def gram(self, params: Any, factor: Any = None) -> jax.Array:
-        r""":math:`J J^\top`, in the order of the concatenated residuals.
+        r"""Gram matrix :math:`J J^\top` of the rows, in the order of the concatenated residuals.
 
         Args:
             params: The params.
-            factor: Factor of the residuals, which prevents overflow.
+            factor: A scalar by which the residuals are multiplied, to prevent overflow.
         """
         params = replicate_for_batch(params, self.batches)
         K = self.jacobian(params, factor).gram()
         order = np.concatenate(self._order(params))
+        # The orders agree if every function returns one array; indexing would then copy the matrix.
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
     def jacobian(self, params: Any, factor: Any = None) -> Any:
-        """Per-example Jacobian: its rows, or a tape of the functions for products."""
-        from fnopt.curvature import batch_jacobian  # imported here to save time for other methods
+        """Jacobian of all examples, stored as its rows or as a tape of the functions."""
+        from fnopt.curvature import batch_jacobian  # imported here, because few solvers need it
 
-        def times(fn: Function) -> Function:
-            def scaled(params: Any, example: Any) -> Any:
+        def scale(fn: Function) -> Function:
+            def scaled_fn(params: Any, example: Any) -> Any:
                 r = fn(params, example)
                 return jax.tree.map(lambda x: factor.astype(x.dtype) * x, r)
 
-            return fn if factor is None else scaled
+            return fn if factor is None else scaled_fn
 
-        fns = tuple(map(times, self.residuals.fns))
+        fns = tuple(map(scale, self.residuals.fns))
         rows = batch_jacobian(fns, method=self.method, chunk_size=self.chunk_size)
         return rows(params, tuple(self.batches))
 
     def _order(self, params: Any) -> list[np.ndarray]:
-        """Indices of the residuals, leaf by leaf, in the order of the examples."""
-        found, start = [], 0
+        """Row indices of every residual leaf in the Jacobian, whose rows are sorted by example."""
+        indices, start = [], 0
         for fn, batch in zip(self.residuals.fns, self.batches, strict=True):
             size = jax.tree.leaves(batch)[0].shape[0]
             leaves = jax.tree.leaves(jax.eval_shape(fn, params, _example(batch)))
             parts = [1 + jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves]
             ends = np.cumsum(np.repeat([leaf.size for leaf in leaves], parts))
-            places = start + np.arange(size * ends[-1]).reshape(size, ends[-1])
-            found += [part.reshape(-1) for part in np.split(places, ends[:-1], axis=1)]
-            start += places.size
-        return found
+            rows = start + np.arange(size * ends[-1]).reshape(size, ends[-1])
+            indices += [part.reshape(-1) for part in np.split(rows, ends[:-1], axis=1)]
+            start += rows.size
+        return indices
 
 
 def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
-    """Check functions of one example and their batches.
+    """Check functions of one example and their batches, and combine them.
 
     Args:
         residual_fn: `residual_fn(params, example, *args)`, or a list, tuple or dict of functions.
         batch: The examples; for several functions, a container with one batch per function.
+
+    Raises:
+        TypeError: If `residual_fn` isn't a function or a container of functions, or `batch` isn't a
+            container like `residual_fn`.
     """
-    several = isinstance(residual_fn, (list, tuple, dict)) and len(residual_fn) > 0
-    fns, structure = jax.tree.flatten(residual_fn if several else 0)
-    fns = fns if several else [residual_fn]
+    is_container = isinstance(residual_fn, (list, tuple, dict)) and len(residual_fn) > 0
+    fns, structure = jax.tree.flatten(residual_fn if is_container else 0)
+    fns = fns if is_container else [residual_fn]
     if not all(map(callable, fns)):
         raise TypeError(
             f"{where()}residual_fn is {type_text(residual_fn)}, expected fn(params, "
             "example) or a list of such functions, because batch is given."
         )
     residuals = ExampleResiduals(tuple(fns), structure)
-    for each in residuals.batches(batch):
-        pairs = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(each)[0]]
+    for fn_batch in residuals.batches(batch):
+        pairs = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(fn_batch)[0]]
         check_batch(pairs, "residual_fn", _SHARED)
     return residuals
 
@@ -197,30 +212,32 @@ def by_example(
     method: str = "auto",
     chunk_size: int | None = None,
 ) -> FlatResidual:
-    """Add the Gram matrix, or the Jacobian in chunks of examples, to the flat residuals.
+    """Add a per-example Jacobian or Gram matrix to the flat residuals, for the linear solver.
 
     Args:
         flat: The residuals of the batch, as a function of the free variables.
-        x: A point.
-        examples: The examples, as functions of the free variables.
+        x: A vector of free variables, for shapes and dtypes.
+        examples: The residual functions of the free variables and one example.
         solver: The name of the linear solver.
         method: Method for the rows of the Gram matrix; see :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: Number of examples that are processed at once; `None` for all.
 
     Returns:
-        The residuals with the Gram matrix of the rows, if steps need only this matrix and a tape of
-        the functions takes less memory than the rows. Otherwise the residuals with the rows, or the
-        residuals alone if products are sufficient.
+        `flat` unchanged if the linear solver uses only products with the Jacobian. `flat` with
+        `gram` if the linear solver uses only :math:`J J^T` and a tape of the functions takes less
+        memory than the Jacobian. Otherwise, `flat` with `derivative`.
     """
     examples = examples._replace(method=method, chunk_size=chunk_size)
-    name, wide = linear_solver(solver, flat.rows, flat.n), flat.rows < flat.n
-    if row_axes() and wide and solver != "cholesky":
-        name = "cg"  # J J^T of sharded rows isn't a sum over devices
-    if name == "cg":
+    solver_name = linear_solver(solver, flat.rows, flat.n)
+    is_wide = flat.rows < flat.n
+    if row_axes() and is_wide and solver != "cholesky":
+        # Unlike J^T J, J J^T of sharded rows isn't a sum over devices.
+        solver_name = "cg"
+    if solver_name == "cg":
         return flat
-    by_rows = name == "cholesky" and wide and not row_axes()
-    if by_rows and (method == "formed" or _has_short_tape(flat, x, examples)):
-        from fnopt.curvature import check_rows  # imported only for Gram matrices
+    uses_row_gram = solver_name == "cholesky" and is_wide and not row_axes()
+    if uses_row_gram and (method == "formed" or _has_short_tape(flat, x, examples)):
+        from fnopt.curvature import check_rows  # imported here, because few solvers need it
 
         check_rows(flat.m, "residuals", x.dtype, where(), "linear_solver='cg'")
 
@@ -237,10 +254,10 @@ def by_example(
 def _has_short_tape(flat: FlatResidual, x: jax.Array, examples: Examples) -> bool:
     """Whether a tape of the functions takes less memory than the rows of their Jacobian."""
     auto = examples._replace(method="auto", chunk_size=None)
-    forms_rows: list[bool] = []
+    forms_rows: list[bool] = []  # a list, because `eval_shape` returns no Python value
 
-    def look(x: jax.Array) -> None:
+    def append_choice(x: jax.Array) -> None:
         forms_rows.append(auto.jacobian(flat.unravel(x)).forms_rows)
 
-    jax.eval_shape(look, x)
+    jax.eval_shape(append_choice, x)
     return not forms_rows[0]

@@ -1,4 +1,4 @@
-"""A residual function of pytrees as a function of vectors."""
+"""Flattening of a residual function of pytrees to a function of vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.sharding import pvary_over_rows, row_shards, rows_sharded_over
 
 
 class FlatResidual(NamedTuple):
-    """A residual function as a function of a vector."""
+    """Residual function from a vector of params to a vector of residuals."""
 
     r: Callable[[jax.Array], jax.Array]  # [n] -> [m]
     unravel: Callable[[jax.Array], Any]  # [n] -> params
@@ -26,7 +26,7 @@ class FlatResidual(NamedTuple):
     n: int
     derivative: Derivative | None = None  # the user's Jacobian, if any
     gram: Callable[..., jax.Array] | None = None  # x, factor -> J J^T [m, m] of factor * r
-    graded: bool = False  # whether rows with large residuals have small derivatives
+    graded: bool = False  # whether the sizes of Jacobian rows differ by many orders of magnitude
 
     @property
     def rows(self) -> int:
@@ -49,7 +49,7 @@ def flat_residual(
 
     Returns:
         The params as a vector `x` of shape `[n]`, in their common dtype (at least float32), and
-        the flattened function, which computes in that dtype.
+        the flattened function, whose residuals have the dtype of `x`.
 
     Raises:
         TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
@@ -66,7 +66,7 @@ def flat_residual(
     x, unravel = ravel(params, "params")
     _check_fitted(params)
 
-    @jax.jit  # so that all uses in a solver share one trace
+    @jax.jit  # all uses in a solver share one trace
     def residuals(vector: jax.Array) -> Any:
         # A fit inside the function must not inherit the sharding of these rows.
         with rows_sharded_over(None):
@@ -74,26 +74,26 @@ def flat_residual(
 
     shapes = jax.eval_shape(residuals, x)
     _check_residuals(shapes)
-    laid = real_vector(shapes, x.dtype)
+    layout = real_vector(shapes, x.dtype)
 
     return x, FlatResidual(
-        r=lambda vector: pvary_over_rows(laid.flatten(residuals(pvary_over_rows(vector)))),
+        r=lambda vector: pvary_over_rows(layout.flatten(residuals(pvary_over_rows(vector)))),
         unravel=unravel,
-        flatten=laid.flatten,
-        unflatten=laid.unflatten,
-        m=laid.size,
+        flatten=layout.flatten,
+        unflatten=layout.unflatten,
+        m=layout.size,
         n=x.size,
     )
 
 
-def param_shapes(made: Parametrisation) -> Any:
+def param_shapes(parametrisation: Parametrisation) -> Any:
     """Shapes and dtypes of the params that a residual function receives."""
-    free = made.free
+    free = parametrisation.free
     check_inexact(free, "params", fitted=True)
     _check_fitted(free)
-    if made.kinds:
+    if parametrisation.kinds:
         x, unravel = ravel(free, "params")
-        return jax.eval_shape(lambda x: made.assemble(unravel(x)), x)
+        return jax.eval_shape(lambda x: parametrisation.assemble(unravel(x)), x)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), free
     )
@@ -105,21 +105,29 @@ _WHAT = {
 }
 
 
-def joined_function(given: Any, name: str = "residual_fn") -> Callable[..., Any]:
-    """Combine a list, tuple or dict of residual functions (or of `jac`) into one function."""
-    if callable(given):
-        return given
-    functions, treedef = jax.tree.flatten(given)
-    several = isinstance(given, (list, tuple, dict))
-    if not several or not functions or not all(map(callable, functions)):
+def joined_function(fns: Any, name: str = "residual_fn") -> Callable[..., Any]:
+    """Combine a container of functions into one function that returns a container of results.
+
+    Args:
+        fns: A function, which is returned unchanged, or a list, tuple or dict of functions.
+        name: The name of the argument, `'residual_fn'` or `'jac'`, for the message.
+
+    Raises:
+        TypeError: If `fns` isn't a function or a container of functions.
+    """
+    if callable(fns):
+        return fns
+    functions, treedef = jax.tree.flatten(fns)
+    is_container = isinstance(fns, (list, tuple, dict))
+    if not is_container or not functions or not all(map(callable, functions)):
         raise TypeError(
-            f"{where()}{name} is {_kind(given)}, expected a function of the params that "
+            f"{where()}{name} is {_describe(fns)}, expected a function of the params that "
             f"returns {_WHAT[name]}, or a list, tuple or dict of such functions."
         )
     return lambda *args: jax.tree.unflatten(treedef, [fn(*args) for fn in functions])
 
 
-def _kind(x: Any) -> str:
+def _describe(x: Any) -> str:
     if isinstance(x, (list, tuple, dict)):
         kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(x)})
         return f"a {type(x).__name__} of {', '.join(kinds) or 'nothing'}"
@@ -127,10 +135,10 @@ def _kind(x: Any) -> str:
 
 
 def _check_fitted(params: Any) -> None:
-    """Raise an error for complex params, and for params without numbers."""
+    """Raise an error if a param is complex, or if all params are empty."""
     leaves = jax.tree.leaves(params)
     if not sum(map(jnp.size, leaves)):
-        raise ValueError(f"{where()}params hold no numbers, expected at least one to fit.")
+        raise ValueError(f"{where()}params contain no numbers, expected at least one to fit.")
     if any(map(jnp.iscomplexobj, leaves)):
         check_real(params, f"{where()}params")
 

@@ -1,4 +1,4 @@
-"""A user's Jacobian as the derivative of a function of a vector."""
+"""Conversion of a user's Jacobian to the derivative of the flattened residual function."""
 
 from __future__ import annotations
 
@@ -21,21 +21,27 @@ from fnopt.jacobians import (
 from fnopt.linear import gram as linear_gram
 from fnopt.numerics import compute_dtype, is_array_like, is_inexact, matmul
 from fnopt.residuals._curved import Parametrisation
-from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
+from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, masked_product
 from fnopt.residuals._flat import joined_function
-from fnopt.residuals._parameters import are_in_a_row
+from fnopt.residuals._parameters import is_number_list
 from fnopt.sharding import concatenate, reshape
 
 
 def without_operators(jac: Any) -> Any:
     """Convert a `jac` that returns linear operators to a function that returns arrays.
 
-    An operator is an object with a product `mv` or `matvec` of a tree like the params, or a sparse
-    array of JAX. SciPy's sparse arrays and linear operators compute outside of JAX, so JAX treats
-    them as constants.
+    A linear operator is a sparse array of JAX, or an object with a method `mv` or `matvec`, the
+    product with a tree like the params. SciPy's sparse arrays and linear operators are computed
+    outside of JAX, so JAX treats them as constants.
 
     Args:
-        jac: The user's function; anything else is returned unchanged, for later checks.
+        jac: The user's function. The results of :func:`fnopt.per_example_jacobian` and
+            :func:`fnopt.sparse_jacobian` are returned unchanged, and so is an object that isn't a
+            function.
+
+    Returns:
+        A function with the arguments of `jac` that returns arrays or a
+        :class:`fnopt.jacobians.SparseJacobian`.
 
     Example:
         >>> import fnopt, jax.numpy as jnp
@@ -48,17 +54,18 @@ def without_operators(jac: Any) -> Any:
     if not callable(jac) or hasattr(jac, "fold") or hasattr(jac, "composed"):
         return jac
 
-    def blocks(params: Any, *args: Any) -> Any:
+    def array_jac(params: Any, *args: Any) -> Any:
         with explain_jax_errors("least_squares", "jac", is_another=True):
             J = formed(jac(params, *args))
         product = None if isinstance(J, SparseJacobian) else _product(J)
+        # The product is linear, so its derivative is the same matrix at every point.
         return J if product is None else jax.jacfwd(product)(params)
 
-    return blocks
+    return array_jac
 
 
 def formed(J: Any) -> Any:
-    """Convert SciPy's sparse arrays and linear operators to matrices."""
+    """Convert a sparse array or linear operator of SciPy to a matrix; return others unchanged."""
     if callable(getattr(J, "toarray", None)):
         return J.toarray()
     return J.matmat(np.eye(J.shape[1])) if callable(getattr(J, "matmat", None)) else J
@@ -74,29 +81,29 @@ def _product(J: Any) -> Callable[[Any], Any] | None:
 def given_derivative(
     jac: Any, residuals: Any, params: Any, args: tuple[Any, ...], dtype: Any
 ) -> Derivative:
-    """A user's Jacobian function as the derivative of a function of a vector.
+    """Convert a user's Jacobian function to the derivative of the flattened residual function.
 
     Args:
         jac: `jac(params, *args)` returns the same tree as `jax.jacfwd` of the residual function, or
             a :class:`fnopt.jacobians.SparseJacobian`.
         residuals: The residuals, or their shapes and dtypes.
         params: The params.
-        args: Further arguments.
+        args: Further arguments of `jac`.
         dtype: The dtype of the computation.
 
     Returns:
-        The derivative with respect to the concatenated params.
+        The derivative with respect to the vector of all params.
 
     Raises:
-        TypeError: If `jac` isn't a function, or its result isn't floating.
-        ValueError: If its result has another structure or shape.
+        TypeError: If `jac` isn't a function, or the Jacobian isn't floating.
+        ValueError: If the Jacobian has another structure or shape than the result of `jax.jacfwd`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from fnopt.residuals import given_derivative
         >>> x = jnp.ones(2)
-        >>> given = given_derivative(lambda x: jnp.diag(2 * x), x**2, x, (), jnp.float32)
-        >>> given.push(given.at(x), x)
+        >>> derivative = given_derivative(lambda x: jnp.diag(2 * x), x**2, x, (), jnp.float32)
+        >>> derivative.push(derivative.at(x), x)
         Array([2., 2.], dtype=float32)
     """
     fn = joined_function(jac, "jac")
@@ -107,7 +114,7 @@ def given_derivative(
         if isinstance(J, SparseJacobian):
             _check_shape(J, residuals, x.size)
             return J.astype(dtype)
-        return _laid_out(J, residuals, params, dtype)
+        return _concatenate_blocks(J, residuals, params, dtype)
 
     shape = jax.eval_shape(evaluate, x)
     if isinstance(shape, SparseJacobian):
@@ -117,25 +124,28 @@ def given_derivative(
 
 
 class FreeJacobian(NamedTuple):
-    """The sparse Jacobian with respect to the free variables."""
+    """Sparse Jacobian of the residuals with respect to the free variables."""
 
     fn: Callable[..., SparseJacobian]  # a function of the free tree and further arguments
 
 
-def free_jacobian(jac: SparseJacobianFunction, made: Parametrisation) -> FreeJacobian:
+def free_jacobian(jac: SparseJacobianFunction, parametrisation: Parametrisation) -> FreeJacobian:
     """Compose a sparse Jacobian with the map from the free variables to the params.
 
     Args:
         jac: The result of :func:`fnopt.sparse_jacobian`.
-        made: The params as a function of the free variables.
+        parametrisation: The params as a function of the free variables.
     """
-    fitted = len(made.free) if made.charts is None else made.charts.leaves
+    charts = parametrisation.charts
+    num_fitted = len(parametrisation.free) if charts is None else charts.leaves
 
-    def of_free(free: Any, *args: Any) -> SparseJacobian:
-        inner = jac.composed(lambda heads: made.assemble((*heads, *free[fitted:])))
-        return inner(free[:fitted], *args)
+    def jacobian_fn(free: Any, *args: Any) -> SparseJacobian:
+        # The base points of manifolds, which follow the fitted leaves, are constants.
+        fitted, bases = free[:num_fitted], free[num_fitted:]
+        composed = jac.composed(lambda fitted: parametrisation.assemble((*fitted, *bases)))
+        return composed(fitted, *args)
 
-    return FreeJacobian(of_free)
+    return FreeJacobian(jacobian_fn)
 
 
 def free_derivative(
@@ -145,14 +155,14 @@ def free_derivative(
     unravel: Callable[[jax.Array], Any],
     args: tuple[Any, ...],
 ) -> Derivative:
-    """The derivative with respect to the free variables, `[m, free]`.
+    """Convert a sparse Jacobian with respect to the free variables to a derivative.
 
     Args:
         jac: The sparse Jacobian.
         residuals: The residuals, or their shapes and dtypes.
-        x: The vector of the free variables, followed by constant base points on manifolds.
+        x: The vector of the free variables and of the base points on manifolds.
         unravel: Function from this vector to the free tree.
-        args: Further arguments.
+        args: Further arguments of the residual function.
     """
 
     def evaluate(x: jax.Array) -> SparseJacobian:
@@ -165,35 +175,38 @@ def free_derivative(
 
 def _sparse_derivative(evaluate: Callable[[jax.Array], Any], shape: SparseJacobian) -> Derivative:
     entries = Compressed(lambda J: J, shape.sparsity, shape.by_rows)
-    kind = type(shape)
-    return Derivative(evaluate, kind.matrix, kind.mv, kind.rmv, True, None, entries)
+    # Methods of the class, because the functions of a `Derivative` must not close over arrays.
+    cls = type(shape)
+    return Derivative(evaluate, cls.matrix, cls.mv, cls.rmv, True, None, entries)
 
 
 def _gram_in_chunks(
     jac: Any, unravel: Callable[[jax.Array], Any], residuals: Any, args: Any, dtype: Any
 ) -> Gram | None:
-    """Gram matrix of a Jacobian that is computed in chunks."""
+    """Function that sums the Gram matrix over chunks of rows; None if `jac` has no chunks."""
     if getattr(jac, "fold", None) is None or jac.chunk_size is None:
         return None
-    wide = jax.tree.map(
+    # `unflatten` casts to the dtype of a leaf, and bfloat16 would round the factors `d` and `w`.
+    shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, compute_dtype(leaf.dtype)), residuals
     )
-    layout = real_vector(wide, dtype)
+    layout = real_vector(shapes, dtype)
 
     def gram(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
-        def mapped(row: jax.Array) -> jax.Array:
+        def map_row(row: jax.Array) -> jax.Array:
             return functools.reduce(lambda row, f: f(row), maps, row)
 
-        def add(sums: Any, J: jax.Array, parts: tuple[jax.Array, ...]) -> Any:
-            (G, g), (d, w) = sums, parts
-            J = jax.vmap(mapped)(J.astype(dtype))
-            DJ = counted(d[:, None], J)
+        def add(sums: Any, J: jax.Array, factors: tuple[jax.Array, ...]) -> Any:
+            (G, g), (d, w) = sums, factors
+            J = jax.vmap(map_row)(J.astype(dtype))
+            DJ = masked_product(d[:, None], J)
+            # An excluded row may be NaN, and 0 * NaN is NaN.
             return G + linear_gram(DJ), g + matmul(w, jnp.where((w != 0)[:, None], J, 0))
 
-        n = jax.eval_shape(mapped, x).size
+        n = jax.eval_shape(map_row, x).size
         zero = jnp.zeros((n, n), dtype), jnp.zeros(n, dtype)
-        along = layout.unflatten(d), layout.unflatten(w)
-        return jac.fold(add, zero, unravel(x), args, along)
+        factors = layout.unflatten(d), layout.unflatten(w)
+        return jac.fold(add, zero, unravel(x), args, factors)
 
     return gram
 
@@ -202,28 +215,31 @@ def _check_shape(J: SparseJacobian, residuals: Any, n: int) -> None:
     m = real_vector(residuals, float).size
     if J.shape != (m, n):
         raise ValueError(
-            f"{where()}jac returned a sparse Jacobian of shape {J.shape}, expected {(m, n)}: one "
-            "row for every residual, one column for every param."
+            f"{where()}jac returned a sparse Jacobian of shape {J.shape}, expected {(m, n)} for "
+            f"{m} residuals and {n} params."
         )
 
 
-def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array:
-    """Matrix with the concatenated residuals as rows and the concatenated params as columns."""
+def _concatenate_blocks(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array:
+    """Concatenate the blocks of a Jacobian to one matrix `[m, n]`."""
     pairs, treedef = leaves_with_names(residuals)
-    if are_in_a_row(residuals) and hasattr(blocks, "shape"):
+    if is_number_list(residuals) and hasattr(blocks, "shape"):
+        # The Jacobian of a list of numbers may be one array, with the numbers on the first axis.
         blocks = type(residuals)(blocks)
     branches = _branches(treedef, blocks, "one branch for every leaf of the residuals")
     rows = zip(branches, pairs, strict=True)
-    return concatenate([_rows(branch, r, path, params, dtype) for branch, (path, r) in rows])
+    return concatenate([_leaf_rows(branch, r, path, params, dtype) for branch, (path, r) in rows])
 
 
-def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any) -> jax.Array:
-    """Rows of one leaf of the residuals; for a complex leaf, real rows, then imaginary rows."""
+def _leaf_rows(
+    branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any
+) -> jax.Array:
+    """Jacobian rows of a leaf of the residuals; a complex leaf has real, then imaginary rows."""
     pairs, treedef = leaves_with_names(params)
     rows = f"{leaf_text(residual_path)} of the residuals"
-    numbers = type(params) in (list, tuple)
-    if numbers and getattr(branch, "shape", None) == (*residual.shape, len(params)):
-        # The Jacobian with respect to a list of numbers may be one matrix.
+    params_in_list = type(params) in (list, tuple)
+    if params_in_list and getattr(branch, "shape", None) == (*residual.shape, len(params)):
+        # The Jacobian with respect to a list of numbers may be one array.
         branch = type(params)(jnp.moveaxis(branch, -1, 0))
     leaves = _branches(treedef, branch, f"a tree like the params for {rows}")
     complex_rows = jnp.issubdtype(residual.dtype, jnp.complexfloating)
@@ -250,17 +266,17 @@ def _branches(treedef: Any, tree: Any, expected: str) -> list[Any]:
         return treedef.flatten_up_to(tree)
     except ValueError as error:
         raise ValueError(
-            f"{where()}jac returned a tree that doesn't fit: expected {expected}, as jax.jacfwd "
-            f"returns it. ({error})"
+            f"{where()}jac returned a tree of another structure, expected {expected}, like the "
+            f"result of jax.jacfwd. ({error})"
         ) from None
 
 
 def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.Array:
     shape = (*residual.shape, *jnp.shape(param))
-    if not is_inexact(param):  # a fixed leaf, whose column is not used
+    if not is_inexact(param):  # a fixed leaf, whose columns aren't used
         return jnp.zeros((residual.size, math.prod(jnp.shape(param))), dtype)
     if isinstance(value, (list, tuple)) and all(map(is_array_like, jax.tree.leaves(value))):
-        value = jnp.asarray(value)  # nested lists, as NumPy accepts them
+        value = jnp.asarray(value)  # nested lists are accepted, as in NumPy
     if not hasattr(value, "shape") or not is_inexact(value):
         raise TypeError(
             f"{where()}jac: {what} is {getattr(value, 'dtype', type(value).__name__)}, expected a "
@@ -271,8 +287,8 @@ def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.
     got, expected = ([size for size in axes if size != 1] for axes in (value.shape, shape))
     if got != expected or value.ndim > max(2, len(shape)):
         raise ValueError(
-            f"{where()}jac: {what} has shape {value.shape}, expected {shape}: "
-            "(*residual.shape, *param.shape)."
+            f"{where()}jac: {what} has shape {value.shape}, expected {shape}, the shape of the "
+            "residual followed by the shape of the param."
         )
     if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Derivatives of solutions by the implicit function theorem, and Newton steps to a root."""
+"""Derivatives of minima and roots by the implicit function theorem, and Newton steps."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from fnopt.jacobians import forward_from_reverse, value_and_jacobian
 from fnopt.numerics import matmul, nonzero
 from fnopt.sharding import replicate, reshard_like
 
-_MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take one second
+# Largest number of params for which the Hessian is formed; its eigenvalues take one second.
+_LARGEST_FORMED = 1000
 
 
 def pushed(
     fn: Callable[..., Any], primals: Any, tangents: Any, mode: str = "auto"
 ) -> tuple[Any, Any]:
-    """Compute value and tangent of a function by `jax.jvp`, or in reverse mode.
+    """Compute the value and the tangent of a function, in forward mode or in reverse mode.
 
     Args:
         fn: A function of several arguments.
         primals: The arguments.
-        tangents: Their tangents.
-        mode: `'reverse'` if the function has no forward-mode derivative.
+        tangents: The tangents of the arguments.
+        mode: `'reverse'` if the function has no forward-mode derivative; otherwise `jax.jvp` is
+            used.
 
     Returns:
         The value and its tangent.
@@ -41,7 +43,7 @@ def pushed(
     treedef = jax.tree.structure(jax.eval_shape(fn, *primals))
 
     def push_output(i: int) -> tuple[jax.Array, jax.Array]:
-        # In two passes, so that unused results aren't computed.
+        # One output per call, so that XLA can remove the passes of unused outputs.
         output = forward_from_reverse(lambda *args: jax.tree.leaves(fn(*args))[i])
         return jax.jvp(output, tuple(primals), tuple(tangents))
 
@@ -66,21 +68,21 @@ def minimum_tangent(
         \qquad H = \nabla_x^2 f(x, d),
 
     with the exact second derivatives of the cost. The tangent is zero along flat directions. With
-    more than a thousand params the Hessian is never formed; conjugate gradients use its products.
+    more than a thousand params, conjugate gradients solve the system from Hessian-vector products.
 
     Args:
         cost: `cost(x, data)`, a scalar.
         x: The minimum, of shape `[n]`.
         data: A pytree of floating arrays.
         change: The tangent of the data, a tree like the data.
-        fixed: A mask `[n]` of params that follow a bound, and their tangents; or None.
+        fixed: A mask `[n]` of params on a bound, and their tangents, which are the tangents of the
+            bounds; None without bounds.
         mode: `'forward'` if the cost has no reverse-mode derivative, `'reverse'` if it has no
-            forward-mode derivative.
-        total: Function from a sum over the rows of this device to the sum over all devices, if
-            `cost` is a sum over this device.
+            forward-mode derivative. The Hessian is then always formed.
+        total: Function that sums over devices, if `cost` is the part of one device.
 
     Returns:
-        The tangent of the minimum, of shape `[n]`; linear in `change`.
+        The tangent of the minimum, of shape `[n]`, which is linear in `change`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,73 +95,77 @@ def minimum_tangent(
         Gould et al. (2016), On differentiating parameterized argmin and argmax problems,
         arXiv:1607.05447.
     """
-    gradient = _gradient(cost, mode)
-    _, moved = jax.jvp(lambda d: gradient(x, d), (data,), (change,))
-    H, times = None, lambda v: pushed(lambda x: gradient(x, data), (x,), (v,))[1]
-    if x.size <= _MATRIX or mode != "auto":
+    gradient = _gradient_fn(cost, mode)
+    _, gradient_change = jax.jvp(lambda d: gradient(x, d), (data,), (change,))
+    H, product = None, lambda v: pushed(lambda x: gradient(x, data), (x,), (v,))[1]
+    if x.size <= _LARGEST_FORMED or mode != "auto":
         H = jax.jacfwd(gradient)(x, data)
         if total is not None:
-            H, moved = total(H), total(moved)  # two sums, because only one is linear in the change
-        times = functools.partial(matmul, H)
+            # Two sums, because only the second sum must be linear in `change`.
+            H, gradient_change = total(H), total(gradient_change)
+        product = functools.partial(matmul, H)
     if fixed is None:
-        return -_hessian_solve(times, H, moved)
+        return -_hessian_solve(product, H, gradient_change)
     mask, shift = fixed
-    none = jnp.zeros_like(moved)
-    shift = jnp.where(mask, shift, none)
+    zeros = jnp.zeros_like(gradient_change)
+    shift = jnp.where(mask, shift, zeros)
 
-    def times_free(v: jax.Array) -> jax.Array:
-        return jnp.where(mask, v, times(jnp.where(mask, none, v)))
+    def free_product(v: jax.Array) -> jax.Array:
+        return jnp.where(mask, v, product(jnp.where(mask, zeros, v)))
 
+    # The rows and columns of params on a bound are replaced by those of the identity matrix.
     block = (
         None if H is None else jnp.where(mask | mask[:, None], jnp.diag(mask.astype(x.dtype)), H)
     )
-    return shift - _hessian_solve(times_free, block, jnp.where(mask, none, moved + times(shift)))
+    b = jnp.where(mask, zeros, gradient_change + product(shift))
+    return shift - _hessian_solve(free_product, block, b)
 
 
-def _gradient(cost: Callable[..., jax.Array], mode: str) -> Callable[..., jax.Array]:
+def _gradient_fn(cost: Callable[..., jax.Array], mode: str) -> Callable[..., jax.Array]:
     gradient = jax.jacfwd(cost) if mode == "forward" else jax.grad(cost)
     return forward_from_reverse(gradient) if mode == "reverse" else gradient
 
 
-def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
-    """Solve a linear system with a Hessian, by conjugate gradients if it isn't formed."""
+def _hessian_solve(product: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
+    """Solve `H x = b`, or by conjugate gradients if only the product with `H` is available."""
     if H is None:
         tol = 10 * float(jnp.finfo(b.dtype).eps)
-        # In exact arithmetic n iterations are enough; with a singular Hessian they don't end.
+        # n iterations are enough in exact arithmetic. With a singular Hessian, the iteration might
+        # never reach the tolerance.
         cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=2 * b.size)
-        return lax.custom_linear_solve(times, b, lambda A, b: cg(A, b)[0], symmetric=True)
-    # A unit diagonal makes the test for flat directions independent of the scale of the params.
-    unit = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))
-    return _pseudo_solve(H, b, unit, unit, H.shape[0], hermitian=True)
+        return lax.custom_linear_solve(product, b, lambda A, b: cg(A, b)[0], symmetric=True)
+    # Scaling to a unit diagonal makes the numerical rank independent of the scales of the params.
+    scale = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))
+    return _pseudo_solve(H, b, scale, scale, H.shape[0], hermitian=True)
 
 
 def root_tangent(
     fn: Callable[[jax.Array, Any], jax.Array], x: jax.Array, data: Any, change: Any
 ) -> jax.Array:
-    r"""Tangent of a root with respect to the data.
+    r"""Tangent of a root with respect to the data, by the implicit function theorem.
 
     .. math:: \dot x = -J^{-1} \frac{\partial F}{\partial d}\, \dot d
 
     Args:
-        fn: `fn(x, data)`, with as many equations as `x` has numbers.
+        fn: The function :math:`F(x, d)`, with outputs of shape `[n]`.
         x: The root, of shape `[n]`.
         data: A pytree of arrays.
         change: The tangent of the data, a tree like the data.
 
     Returns:
-        The tangent of the root, of shape `[n]`; linear in `change`.
+        The tangent of the root, of shape `[n]`, which is linear in `change`.
     """
-    _, moved = pushed(lambda d: fn(x, d), (data,), (change,))
-    return -_square_solve(jax.jacfwd(fn)(x, data), moved)
+    _, output_change = pushed(lambda d: fn(x, d), (data,), (change,))
+    return -_square_solve(jax.jacfwd(fn)(x, data), output_change)
 
 
 def after_newton(
     fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Take some Newton steps; return the final point, the first step and the last step.
+    """Take Newton steps; return the final point, the first step, and the next step at the end.
 
-    Near a root the steps shrink. For equations that vanish only at infinity, such as `exp(x)` and
-    `1 / x`, the residuals become small as well, but the steps don't.
+    Near a root, the steps shrink. For functions without a root that approach zero at infinity, such
+    as `exp(x)` and `1 / x`, the residuals shrink but the steps don't.
     """
 
     def newton_step(x: jax.Array) -> jax.Array:
@@ -170,24 +176,24 @@ def after_newton(
         x, step = state
         return x + step, newton_step(x + step)
 
-    first = newton_step(x)
-    end, last = lax.fori_loop(0, steps, advance, (x, first))
-    return end, first, last
+    first_step = newton_step(x)
+    end, last_step = lax.fori_loop(0, steps, advance, (x, first_step))
+    return end, first_step, last_step
 
 
 def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Perturb the params whose Jacobian column is zero, except at a root.
 
-    A step can't change such a param, for example x in x^2 - 4 at 0.
+    A Newton step can't change such a param, for example `x` at 0 in `x^2 - 4 = 0`.
     """
-    left, J = _linearised(fn, x)
-    still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
+    value, J = _linearised(fn, x)
+    is_stationary = jnp.all(J == 0, axis=0) & jnp.any(value != 0)
     size = jnp.where(x != 0, jnp.abs(x), nonzero(jnp.max(jnp.abs(x), initial=0)))
-    return jnp.where(reshard_like(still, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
+    return jnp.where(reshard_like(is_stationary, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
 
 
 def _linearised(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The equations and their Jacobian with respect to unsharded params."""
+    """Evaluate the equations and their Jacobian with respect to replicated params."""
     return value_and_jacobian(lambda y: fn(reshard_like(y, x)), replicate(x), x.size, "forward")
 
 
@@ -201,48 +207,48 @@ def projected_tangent(
 ) -> jax.Array:
     r"""Tangent of a minimum over a convex set with respect to the data.
 
-    The minimum satisfies :math:`x = P(x - \lambda g(x, d), d)` for any :math:`\lambda > 0`. So
+    The minimum satisfies :math:`x = P(x - \lambda g(x, d), d)` for any :math:`\lambda > 0`, where
+    :math:`P` is the projection and :math:`g` the gradient. So
 
     .. math:: \bigl(I - P' (I - \lambda H)\bigr)\, \dot x
               = \Bigl(\frac{\partial P}{\partial d} - \lambda P' \frac{\partial g}{\partial d}\Bigr)
               \dot d
 
-    with the derivative :math:`P'` of the projection at this point. The tangent is zero along
-    undetermined directions.
+    with the Hessian :math:`H` and the derivative :math:`P'` of the projection at
+    :math:`x - \lambda g`. The tangent is zero along undetermined directions.
 
     Args:
         cost: `cost(x, data)`, a scalar.
-        projection: `projection(x, data)`, the nearest point of the set.
+        projection: `projection(x, data)`, the point of the set nearest to `x`.
         x: The minimum, of shape `[n]`.
         data: A pytree of arrays.
         change: The tangent of the data, a tree like the data.
-        mode: `'reverse'` if the cost has reverse-mode derivatives only.
+        mode: `'reverse'` if the cost has no forward-mode derivative.
 
     Returns:
-        The tangent of the minimum, of shape `[n]`; linear in `change`.
+        The tangent of the minimum, of shape `[n]`, which is linear in `change`.
     """
-    gradient = _gradient(cost, mode)
+    gradient = _gradient_fn(cost, mode)
     H = jax.jacfwd(gradient)(x, data)
-    # The fixed point doesn't depend on the step size, so no derivative goes through the rate.
-    most = lax.stop_gradient(jnp.max(jnp.abs(H), initial=0))
-    rate = 1 / nonzero(most)
+    # The fixed point doesn't depend on the step size, so the step size needs no derivative.
+    step_size = 1 / nonzero(lax.stop_gradient(jnp.max(jnp.abs(H), initial=0)))
 
     def step(x: jax.Array, data: Any) -> jax.Array:
-        return projection(x - rate * gradient(x, data), data)
+        return projection(x - step_size * gradient(x, data), data)
 
-    _, moved = pushed(lambda d: step(x, d), (data,), (change,))
-    return _square_solve(jnp.eye(x.size, dtype=x.dtype) - jax.jacfwd(step)(x, data), moved)
+    _, step_change = pushed(lambda d: step(x, d), (data,), (change,))
+    return _square_solve(jnp.eye(x.size, dtype=x.dtype) - jax.jacfwd(step)(x, data), step_change)
 
 
 def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
-    """Solve a linear system with a badly scaled square matrix."""
+    """Solve a linear system after equilibration of the rows and columns of the matrix."""
     if not A.size:
         return b
     A, b = replicate(A), replicate(b)
-    # The scaling cancels in the solution, so it needs no derivative.
-    size = jnp.abs(lax.stop_gradient(A))
-    rows = nonzero(jnp.max(size, axis=1))
-    columns = nonzero(jnp.max(size / rows[:, None], axis=0))
+    # The scales cancel in the solution, so they need no derivative.
+    magnitude = jnp.abs(lax.stop_gradient(A))
+    rows = nonzero(jnp.max(magnitude, axis=1))
+    columns = nonzero(jnp.max(magnitude / rows[:, None], axis=0))
     return _pseudo_solve(A, b, rows, columns, 10 * A.shape[0])
 
 
@@ -254,22 +260,22 @@ def _pseudo_solve(
     rounding: int,
     hermitian: bool = False,
 ) -> jax.Array:
-    """Solve a square linear system; directions of tiny singular values are zero in the solution.
+    """Solve a square linear system with the pseudo-inverse of the scaled matrix.
 
     Args:
         A: The matrix `[n, n]`.
-        b: The right side `[n]`.
-        rows: The scale of every row, so that the rank doesn't depend on units.
+        b: The right-hand side `[n]`.
+        rows: The scale of every row. With scales, the numerical rank doesn't depend on units.
         columns: The scale of every column.
-        rounding: Multiple of the machine epsilon, relative to the largest singular value, below
-            which a singular value is treated as zero.
+        rounding: Threshold for the singular values, in machine epsilons times the largest singular
+            value. Smaller singular values are treated as zero.
         hermitian: Whether the matrix is symmetric.
 
     Returns:
-        The solution `[n]`, linear in `b`, with derivatives with respect to both.
+        The solution `[n]`, linear in `b`, and differentiable with respect to `A` and `b`.
     """
     rtol = rounding * float(jnp.finfo(A.dtype).eps)
-    # `custom_linear_solve` differentiates the system; the pseudo-inverse itself needs no
+    # `custom_linear_solve` differentiates the system `A x = b`, so the pseudo-inverse needs no
     # derivative.
     scaled = lax.stop_gradient(A) / rows[:, None] / columns
     inverse = jnp.linalg.pinv(scaled, rtol=rtol, hermitian=hermitian)

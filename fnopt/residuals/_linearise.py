@@ -1,4 +1,4 @@
-"""Values and derivatives of functions of a vector: matrix, Gram matrix, products, curvature."""
+"""Jacobian, Gram matrix, Jacobian products and second derivatives of functions of a vector."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fnopt.residuals._flat import FlatResidual
 from fnopt.sharding import pmax_rows, psum_rows, pvary_like, pvary_over_rows, reshard_like, row_axes
 
 Map = Callable[[jax.Array], jax.Array]
-_PROBES = 8  # number of probes; column norms have an error of 1 / sqrt(2 * 8), 25 %
+_PROBES = 8  # the relative standard error of a column norm is 1 / sqrt(2 * 8), 25 %
 
 
 def linearise(
     flat: FlatResidual, x: jax.Array, mode: str = "auto", chunk_size: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    r"""The residual and its Jacobian :math:`J_{ij} = \partial r_i / \partial x_j` at a point.
+    r"""Evaluate the residuals and their Jacobian :math:`J_{ij} = \partial r_i / \partial x_j`.
 
-    A user's Jacobian is used if there is one; otherwise the function is differentiated.
+    A user-supplied Jacobian is used if there is one; otherwise JAX differentiates the function.
 
     Args:
         flat: The residual function.
@@ -34,7 +34,7 @@ def linearise(
             :func:`fnopt.jacobians.value_and_jacobian`.
 
     Returns:
-        The residual of shape `[m]` and the Jacobian of shape `[m, n]`.
+        The residuals of shape `[m]` and the Jacobian of shape `[m, n]`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -44,19 +44,19 @@ def linearise(
         Array([[2., 0.],
                [0., 4.]], dtype=float32)
     """
-    given = flat.derivative
-    if given is not None:
-        return flat.r(x), given.matrix(given.at(x))
+    derivative = flat.derivative
+    if derivative is not None:
+        return flat.r(x), derivative.matrix(derivative.at(x))
     return value_and_jacobian(flat.r, pvary_over_rows(x), flat.m, mode, chunk_size)
 
 
 def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Array) -> jax.Array:
-    r"""The second derivative of the residual along a direction.
+    r"""Second derivative of the residuals along a direction.
 
     .. math:: r''_{vv} = \frac{d^2}{dt^2} r(x + t v) \Big|_{t = 0}
 
     Args:
-        r: A function from `[n]` to `[m]`; it must have a forward-mode derivative.
+        r: A function from `[n]` to `[m]` with a forward-mode derivative.
         x: The point, of shape `[n]`.
         v: The direction, of shape `[n]`.
 
@@ -80,21 +80,24 @@ def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Ar
 def linearise_gram(
     flat: FlatResidual, x: jax.Array, mode: str = "auto", chunk_size: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    r"""The residual, :math:`U^{-1} J^T J\, U^{-1}`, :math:`J^T r` and `U` at a point.
+    r"""Evaluate the residuals, the scaled Gram matrix of the Jacobian, and the gradient.
 
-    `U` are column scales, powers of two, that prevent overflow and underflow of squares. They are
-    almost always 1, and always 1 if the Gram matrix is summed without a Jacobian. In reverse mode
-    with a `chunk_size`, only `chunk_size` rows of the Jacobian are in memory at a time. Otherwise,
-    and for a user's Jacobian, the whole Jacobian is formed temporarily.
+    The column scales :math:`u`, powers of two, prevent overflow and underflow of squares. The
+    scales are usually 1. They are always 1 if the Gram matrix is summed over chunks of rows. In
+    reverse mode with a `chunk_size`, only `chunk_size` rows of the Jacobian are in memory at a
+    time. A user's Jacobian with chunks is also summed. Otherwise the whole Jacobian is formed.
 
     Args:
         flat: The residual function.
         x: The point, of shape `[n]`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: Number of derivatives that are computed at once; None for all.
+        chunk_size: Number of tangents or cotangents that are propagated at once; see
+            :func:`fnopt.jacobians.value_and_jacobian`.
 
     Returns:
-        Arrays of shapes `[m]`, `[n, n]`, `[n]` and `[n]`.
+        The residuals `[m]`, :math:`U^{-1} J^T J\, U^{-1}` of shape `[n, n]` with
+        :math:`U = \mathrm{diag}(u)`, the gradient :math:`J^T r` of shape `[n]`, and the scales
+        :math:`u` of shape `[n]`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,18 +117,17 @@ def linearise_gram(
         sums = flat.derivative.gram(x, jnp.ones_like(value), value)
         return value, *psum_rows(sums), jnp.ones_like(x)
     value, J = linearise(flat, x, mode, chunk_size)
-    # Squares of the columns must be in range; powers of two scale them exactly.
-    unit = _safe_units(J)
-    J = J / unit
+    scales = _safe_scales(J)
+    J = J / scales
     G, g = psum_rows((gram(J), matmul(value, J)))
-    return value, G, unit * g, unit
+    return value, G, scales * g, scales
 
 
-def _safe_units(J: jax.Array) -> jax.Array:
+def _safe_scales(J: jax.Array) -> jax.Array:
     """Return column scales; 1 if the sum of squares neither overflows nor underflows."""
     largest = pmax_rows(jnp.max(jnp.abs(J), axis=0, initial=0))
-    unit = floor_power_of_two(largest)
-    return jnp.where(are_squares_safe(largest), jnp.ones_like(unit), unit)
+    scales = floor_power_of_two(largest)  # division by a power of two is exact
+    return jnp.where(are_squares_safe(largest), jnp.ones_like(scales), scales)
 
 
 def _gram_by_rows(
@@ -134,7 +136,7 @@ def _gram_by_rows(
     value, pull = jax.vjp(r, x)
 
     def add(G: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
-        # Rows past the last one have no unit vector, so they are zero and add nothing.
+        # The last chunk has row indices beyond `m`; their cotangents are zero and add nothing.
         units = (rows[:, None] == jnp.arange(m)).astype(value.dtype)
         return G + gram(
             jax.vmap(lambda e: pull(reshard_like(pvary_like(e, value), value))[0])(units)
@@ -148,14 +150,14 @@ def _gram_by_rows(
 
 
 def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
-    r"""The residual at a point, and the products with its Jacobian and the transpose.
+    r"""Evaluate the residuals and linearize them as products with the Jacobian and its transpose.
 
     Args:
         r: A function from `[n]` to `[m]`.
         x: The point, of shape `[n]`.
 
     Returns:
-        The residual, :math:`v \mapsto J v` and :math:`w \mapsto J^T w`.
+        The residuals, and the functions :math:`v \mapsto J v` and :math:`w \mapsto J^T w`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -171,25 +173,25 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
 
 
 def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
-    """The residual at a point, and the product with the transpose of its Jacobian."""
+    """Evaluate the residuals and the product with the transpose of their Jacobian."""
     value, pull = jax.vjp(r, pvary_over_rows(x))
     return value, lambda w: psum_rows(pull(reshard_like(pvary_like(w, value), value))[0])
 
 
 def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
-    r"""Estimate the norms of the Jacobian's columns from a few products.
+    r"""Estimate the norms of the Jacobian's columns from products with random vectors.
 
     .. math:: E\left[ (J^T w)_j^2 \right] = \|J_j\|^2 \quad\text{for } w \sim N(0, I)
 
-    Eight fixed probes are accurate to about 25 %, which is sufficient for a scaling. The estimate
-    for a column of zeros is exactly 0.
+    The estimate from eight vectors has an error of about 25 %, which is sufficient for a scaling.
+    The estimate for a column of zeros is exactly 0.
 
     Args:
-        pull: :math:`w \mapsto J^T w`.
-        r: An array with the shape `[m]` and the dtype of the residual.
+        pull: The function :math:`w \mapsto J^T w`.
+        r: An array with the shape `[m]` and the dtype of the residuals.
 
     Returns:
-        A vector of shape `[n]`.
+        The estimates, of shape `[n]`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -214,19 +216,19 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
 def linearise_lanes(
     r: Callable[..., jax.Array], x: tuple[jax.Array, ...], data: Any
 ) -> tuple[list[jax.Array], jax.Array]:
-    r"""The residuals of many problems, and the columns of their Jacobians.
+    r"""Evaluate the residuals of many problems, and the columns of their Jacobians.
 
     The last axis of each array is the batch of problems, so vector instructions process several
     problems at once.
 
     Args:
-        r: The residual of one problem, `r(x, data)`, of shape `[m]`: a function of a tuple of `n`
-            scalars and the problem's data.
-        x: The points: `n` arrays of shape `[lanes]`.
+        r: `r(x, data)` returns the residuals `[m]` of one problem from a tuple of `n` scalars and
+            the data of the problem.
+        x: The points: `n` arrays of shape `[problems]`.
         data: A pytree of arrays whose last axis is the batch of problems.
 
     Returns:
-        `n` columns and the residual, each of shape `[m, lanes]`.
+        A list of the `n` columns, and the residuals, each of shape `[m, problems]`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -237,13 +239,15 @@ def linearise_lanes(
         >>> print(columns[0], r)
         [[3. 4.]] [[2. 7.]]
     """
-    lanes = jax.vmap(r, in_axes=-1, out_axes=-1)
+    batched = jax.vmap(r, in_axes=-1, out_axes=-1)
 
-    # One tangent per param: the trace omits operations that don't depend on the param. The compiler
-    # shares the value among all n tangents.
+    # With one JVP per param, the trace omits tangents that don't depend on the param. The compiler
+    # merges the n evaluations of the residuals.
     pairs = [
         jax.jvp(
-            lambda x_i, i=i: lanes((*x[:i], x_i, *x[i + 1 :]), data), (x_i,), (jnp.ones_like(x_i),)
+            lambda x_i, i=i: batched((*x[:i], x_i, *x[i + 1 :]), data),
+            (x_i,),
+            (jnp.ones_like(x_i),),
         )
         for i, x_i in enumerate(x)
     ]
@@ -251,11 +255,11 @@ def linearise_lanes(
 
 
 def value_and_slope(f: Map, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The value and the gradient at a point, in one pass.
+    """Evaluate a scalar function and its gradient in one pass.
 
     Args:
-        f: The function, `[n]` to a scalar.
-        x: The point.
+        f: The function from `[n]` to a scalar.
+        x: The point, of shape `[n]`.
 
     Returns:
         The value, and the gradient of shape `[n]`.
@@ -270,14 +274,16 @@ def value_and_slope(f: Map, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def hessian_product(f: Map, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """The products of the Hessian at a point with vectors, without forming the Hessian.
+    """Return the function that multiplies the Hessian at a point by a vector.
+
+    The Hessian isn't formed.
 
     Args:
-        f: The function, `[n]` to a scalar.
-        x: The point.
+        f: The function from `[n]` to a scalar.
+        x: The point, of shape `[n]`.
 
     Returns:
-        A linear function, `[n]` to `[n]`.
+        A linear function from `[n]` to `[n]`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -286,7 +292,8 @@ def hessian_product(f: Map, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
         Array([ 6., 12.], dtype=float32)
     """
     gradient = jax.grad(f)
-    if lacks_forward(f, x):  # a Hessian is symmetric
+    if lacks_forward(f, x):
+        # The Hessian is symmetric, so the VJP of the gradient is the same product as its JVP.
         _, pull = jax.vjp(gradient, x)
         return lambda v: pull(v)[0]
     return jax.linearize(gradient, x)[1]

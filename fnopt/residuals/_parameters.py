@@ -1,4 +1,4 @@
-"""Free, fixed, tied and transformed params of a fit."""
+"""Constraints that fix, tie or transform the params of a fit."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ class Constraint(Value):
 
 
 class fixed(Constraint):
-    """Fix a parameter at its initial value; any dtype is allowed, such as an integer.
+    """Fix a parameter at its initial value.
+
+    The parameter may have any dtype, such as an integer.
 
     Example:
         >>> from fnopt.residuals import fixed, parametrised
-        >>> made = parametrised({"a": 1.0, "b": 2.0}, {"b": fixed()})
-        >>> made.assemble((5.0,))
+        >>> parametrisation = parametrised({"a": 1.0, "b": 2.0}, {"b": fixed()})
+        >>> parametrisation.assemble((5.0,))
         {'a': 5.0, 'b': Array(2., dtype=float32)}
     """
 
@@ -45,13 +47,13 @@ class tied(Constraint):
     """Compute a parameter from other parameters.
 
     Args:
-        fn: `fn(params)` returns the parameter, from a tree like the params. It may use all
-            other params; ties between params must not form a cycle.
+        fn: `fn(params)` returns the value of the parameter; `params` is the whole tree. `fn` may
+            use all other params, but tied params must not depend on each other in a cycle.
 
     Example:
         >>> from fnopt.residuals import parametrised, tied
-        >>> made = parametrised({"a": 1.0, "b": 0.0}, {"b": tied(lambda p: 3 * p["a"])})
-        >>> made.assemble((5.0,))
+        >>> parametrisation = parametrised({"a": 1.0, "b": 0.0}, {"b": tied(lambda p: 3 * p["a"])})
+        >>> parametrisation.assemble((5.0,))
         {'a': 5.0, 'b': Array(15., dtype=float32)}
     """
 
@@ -59,7 +61,7 @@ class tied(Constraint):
 
 
 class positive(Constraint):
-    r"""Fit the logarithm: :math:`\theta = e^u > 0`.
+    r"""Fit the logarithm `u` of a positive parameter :math:`\theta = e^u`.
 
     Example:
         >>> from fnopt.residuals import parametrised, positive
@@ -68,11 +70,12 @@ class positive(Constraint):
     """
 
     def to_free(self, value: jax.Array) -> jax.Array:
-        """The logarithm."""
+        """The logarithm of a value."""
+        # A traced initial value can't be checked, and the logarithm of 0 would be infinite.
         return jnp.log(jnp.maximum(value, jnp.asarray(jnp.finfo(value.dtype).tiny, value.dtype)))
 
     def from_free(self, u: jax.Array) -> jax.Array:
-        """The exponential."""
+        """The exponential of a logarithm."""
         return jnp.exp(u)
 
     def allows(self, value: Any) -> Any:
@@ -81,14 +84,16 @@ class positive(Constraint):
 
 
 class interval(Constraint):
-    r"""Fit the logit of the position in an interval: :math:`\theta = a + (b - a) / (1 + e^{-u})`.
+    r"""Keep a parameter in an open interval: fit the logit of its relative position.
 
-    The parameter never reaches an end of the interval. If a fit converges to an end, the parameter
-    is marked as undetermined. Use `bounds` instead if the best value may be an end.
+    .. math:: \theta = a + \frac{b - a}{1 + e^{-u}}
+
+    The parameter :math:`\theta` never reaches an end of the interval. If a fit converges to an end,
+    the parameter is marked as undetermined. Use `bounds` instead if the optimum may be at an end.
 
     Args:
-        lower: The lower end :math:`a`.
-        upper: The upper end :math:`b`.
+        lower: The lower end :math:`a` of the interval.
+        upper: The upper end :math:`b` of the interval.
 
     Raises:
         ValueError: If `lower` isn't below `upper`.
@@ -110,15 +115,15 @@ class interval(Constraint):
             )
 
     def to_free(self, value: jax.Array) -> jax.Array:
-        """The logit of the position in the interval."""
+        """The logit of the relative position in the interval."""
         a, b = (jnp.asarray(end, value.dtype) for end in (self.lower, self.upper))
         eps = jnp.asarray(jnp.finfo(value.dtype).eps, value.dtype)
-        # An initial value on an end, up to rounding, would have an infinite logit and never move.
-        place = jnp.clip((value - a) / (b - a), eps, 1 - eps)
-        return jnp.log(place) - jnp.log1p(-place)
+        # At an end of the interval, the logit would be infinite and its derivative would be zero.
+        position = jnp.clip((value - a) / (b - a), eps, 1 - eps)
+        return jnp.log(position) - jnp.log1p(-position)
 
     def from_free(self, u: jax.Array) -> jax.Array:
-        """The value at a logit."""
+        """The value with logit `u`."""
         a, b = (jnp.asarray(end, u.dtype) for end in (self.lower, self.upper))
         return a + (b - a) * jax.nn.sigmoid(u)
 
@@ -133,23 +138,23 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     Args:
         params: The initial guess, a pytree of real floating arrays; fixed params may have any
             dtype.
-        constraints: A constraint for all params, or a tree of constraints. A dict may be nested
-            like the params. Its keys may also be paths of leaves, patterns of paths (`'*/bias'`),
-            or branches; the constraint of a branch applies to all its leaves. The first matching
-            key applies.
+        constraints: A constraint for all params, or a tree of constraints. A dict of constraints
+            may be nested like the params. The keys of the dict may also be paths of leaves,
+            patterns of paths (`'*/bias'`), or paths of branches. The constraint of a branch applies
+            to all leaves of the branch. If several keys match a leaf, the first key applies.
 
     Returns:
         The free variables, and the function from the free variables to the params.
 
     Raises:
-        TypeError: If a constraint isn't one of the four.
-        ValueError: If a constraint matches no leaf, no param is free, or an initial value is
-            outside the range of its constraint.
+        TypeError: If a constraint isn't a :class:`Constraint`.
+        ValueError: If a constraint matches no leaf, all params are fixed or tied, an initial value
+            is outside the range of its constraint, or tied params depend on each other in a cycle.
 
     Example:
         >>> from fnopt.residuals import fixed, parametrised
-        >>> made = parametrised({"a": 1.0, "b": 2.0}, {"b": fixed()})
-        >>> made.free, made.assemble((5.0,))
+        >>> parametrisation = parametrised({"a": 1.0, "b": 2.0}, {"b": fixed()})
+        >>> parametrisation.free, parametrisation.assemble((5.0,))
         ((1.0,), {'a': 5.0, 'b': Array(2., dtype=float32)})
     """
     manifolds = manifolds_of(params)
@@ -158,14 +163,16 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     pairs, treedef = leaves_with_names(params)
     rows = zip(_kinds(constraints, [path for path, _ in pairs]), manifolds, pairs, strict=True)
     kinds = tuple(
-        kind if on is None or isinstance(kind, fixed) else on_its_manifold(kind, on, *pair)
-        for kind, on, pair in rows
+        kind
+        if manifold is None or isinstance(kind, fixed)
+        else on_its_manifold(kind, manifold, *pair)
+        for kind, manifold, pair in rows
     )
     rows = zip(kinds, pairs, strict=True)
-    fitted = [None if isinstance(kind, fixed) else leaf for kind, (_, leaf) in rows]
-    ravel(jax.tree.unflatten(treedef, fitted), "params")  # raises for leaves that aren't floating
+    unfixed = [None if isinstance(kind, fixed) else leaf for kind, (_, leaf) in rows]
+    ravel(jax.tree.unflatten(treedef, unfixed), "params")  # raises for leaves that aren't floating
     free = tuple(
-        _start(kind, leaf, path)
+        _free_start(kind, leaf, path)
         for kind, (path, leaf) in zip(kinds, pairs, strict=True)
         if not isinstance(kind, (fixed, tied))
     )
@@ -174,56 +181,65 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     ties = _tie_order(kinds, pairs, treedef)
 
     def assemble(free: Any) -> Any:
-        rest = iter(free)
-        leaves = [_value(kind, leaf, rest) for kind, (_, leaf) in zip(kinds, pairs, strict=True)]
+        variables = iter(free)
+        leaves = [
+            _param_value(kind, leaf, variables)
+            for kind, (_, leaf) in zip(kinds, pairs, strict=True)
+        ]
         for i in ties:
-            leaves[i] = _expression(kinds[i], jax.tree.unflatten(treedef, leaves), *pairs[i])
+            leaves[i] = _tied_value(kinds[i], jax.tree.unflatten(treedef, leaves), *pairs[i])
         return jax.tree.unflatten(treedef, leaves)
 
     return Parametrisation(free, assemble, kinds)
 
 
 def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: Any) -> list[int]:
-    """Tied leaves in the order in which their functions depend on each other."""
+    """Order in which the tied leaves can be evaluated; raise an error if there is a cycle.
+
+    The functions of all ties are traced to one jaxpr. Its interpretation computes, for every value,
+    the set of the tied leaves that the value depends on.
+    """
     ties = [i for i, kind in enumerate(kinds) if isinstance(kind, tied)]
     if not ties:
         return ties
-    moving = [i for i, kind in enumerate(kinds) if not isinstance(kind, fixed)]
+    unfixed = [i for i, kind in enumerate(kinds) if not isinstance(kind, fixed)]
     start = [_as_array(leaf) for _, leaf in pairs]
 
-    def expressions(values: list[jax.Array]) -> list[jax.Array]:
-        leaves = dict(enumerate(start)) | dict(zip(moving, values, strict=True))
+    def tied_values(values: list[jax.Array]) -> list[jax.Array]:
+        leaves = dict(enumerate(start)) | dict(zip(unfixed, values, strict=True))
         tree = jax.tree.unflatten(treedef, list(leaves.values()))
-        return [_expression(kinds[i], tree, *pairs[i]) for i in ties]
+        return [_tied_value(kinds[i], tree, *pairs[i]) for i in ties]
 
-    def union(eqn: Any, inputs: list[Any]) -> list[Any]:
+    def unite(eqn: Any, inputs: list[Any]) -> list[Any]:
         return [set().union(*(x for x in inputs if isinstance(x, set)))] * len(eqn.outvars)
 
-    closed = jax.make_jaxpr(expressions)([start[i] for i in moving])
-    used = jaxprs.interpret(closed.jaxpr, closed.consts, [{i} & {*ties} for i in moving], union)
-    needs = {i: x if isinstance(x, set) else set() for i, x in zip(ties, used, strict=True)}
+    closed = jax.make_jaxpr(tied_values)([start[i] for i in unfixed])
+    sets = jaxprs.interpret(closed.jaxpr, closed.consts, [{i} & {*ties} for i in unfixed], unite)
+    # A function that uses no param returns a constant, which has no set.
+    needs = {i: x if isinstance(x, set) else set() for i, x in zip(ties, sets, strict=True)}
     try:
         return list(graphlib.TopologicalSorter(needs).static_order())
     except graphlib.CycleError as error:
-        circle = " needs ".join(repr(pairs[i][0]) for i in reversed(error.args[1]))
+        # graphlib lists each leaf before the leaves that need it.
+        cycle = " needs ".join(repr(pairs[i][0]) for i in reversed(error.args[1]))
         raise ValueError(
-            f"{where()}tied params form a cycle: {circle}. Leave one of them free."
+            f"{where()}tied params form a cycle: {cycle}. Leave one of them free."
         ) from None
 
 
-def _expression(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
+def _tied_value(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
     with explain_jax_errors("tied", "the function", is_another=True):
         value = jnp.asarray(kind.fn(params))
     if value.shape != jnp.shape(start):
         raise ValueError(
             f"{where()}{leaf_text(path)} is tied to an expression of shape {value.shape}, "
-            f"expected {jnp.shape(start)}."
+            f"expected {jnp.shape(start)}, the shape of its initial value."
         )
     return value.astype(jnp.result_type(start))
 
 
 def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
-    """Constraint of every leaf, keyed by path."""
+    """Find the constraint of the leaf at every path; None for a leaf without a constraint."""
     named, _ = leaves_with_names(constraints, is_leaf=lambda node: isinstance(node, Constraint))
     for pattern, kind in named:
         if not isinstance(kind, Constraint):
@@ -232,57 +248,60 @@ def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
                 "fnopt.tied(fn), fnopt.positive() or fnopt.interval(lower, upper)."
             )
         if not any(matches(path, pattern) for path in paths):
-            of = "the params, which are one array without a name" if paths == [""] else ""
+            unnamed = "the params, which are one array without a name" if paths == [""] else ""
             raise ValueError(
-                f"{where()}constraints: {pattern!r} matches no leaf of {of or names_text(paths)}."
+                f"{where()}constraints: the key {pattern!r} matches no leaf of "
+                f"{unnamed or names_text(paths)}."
             )
     return tuple(
         next((kind for pattern, kind in named if matches(path, pattern)), None) for path in paths
     )
 
 
-def _start(kind: Value | None, leaf: Any, path: str) -> Any:
+def _free_start(kind: Value | None, leaf: Any, path: str) -> Any:
+    """Initial value of a free variable; raise an error if a leaf is outside its range."""
     if not isinstance(kind, (positive, interval)):
         return kind.start(jnp.asarray(leaf)) if isinstance(kind, curved) else leaf
     if first_bad(lambda leaf, *_: kind.allows(leaf), leaf, *jax.tree.leaves(kind)) is not None:
         raise ValueError(
-            f"{where()}{leaf_text(path)} starts at {np.asarray(leaf)}, outside the range "
-            f"of {kind!r}. Pass an initial guess inside it."
+            f"{where()}{leaf_text(path)} starts at {np.asarray(leaf)}, outside the range of "
+            f"{kind!r}; expected an initial guess inside the range."
         )
     return kind.to_free(jnp.asarray(leaf))
 
 
-def _value(kind: Constraint | curved | None, leaf: Any, rest: Any) -> Any:
-    """Value of a leaf; a tied leaf has its initial value until its function is evaluated."""
+def _param_value(kind: Constraint | curved | None, leaf: Any, variables: Any) -> Any:
+    """Convert the next free variable to its param; return the initial value of other params."""
     if isinstance(kind, (fixed, tied)):
         return _as_array(leaf)
-    value = next(rest)
+    value = next(variables)
     if isinstance(kind, curved):
         return kind.point(jnp.asarray(leaf), value)
     return kind.from_free(value) if isinstance(kind, (positive, interval)) else value
 
 
 def _as_array(leaf: Any) -> jax.Array:
+    # With an explicit dtype, the array of a Python number isn't weakly typed.
     return jnp.asarray(leaf, jnp.result_type(leaf))
 
 
 def floating_start(params: Any, constraints: Any = None) -> Any:
-    """Convert an initial guess: lists of numbers to vectors, free integers to floats.
+    """Convert a list of numbers to a vector, and free integers of an initial guess to floats.
 
     Users pass `x0=[1, 1]` for a function of an array. With constraints, the numbers of a list stay
     separate leaves, because constraints refer to leaves. Fixed params keep their dtype. Booleans
-    and unsigned integers, such as keys of random generators, stay unchanged, for later checks.
+    and unsigned integers, such as random keys, aren't converted, because they aren't parameters.
 
     Args:
-        params: The params, a pytree.
+        params: The initial guess, a pytree.
         constraints: As in :func:`parametrised`.
 
     Returns:
-        The same tree, with floats in place of Python integers and signed integer arrays; an
-        array of shape `[n]` for a list or tuple of numbers.
+        An array of shape `[n]` for a list or tuple of numbers without constraints. Otherwise a tree
+        like `params`, with floats in place of Python integers and signed integer arrays.
 
     Raises:
-        TypeError: If a constraint isn't one of the four.
+        TypeError: If a constraint isn't a :class:`Constraint`.
         ValueError: If a constraint matches no leaf.
 
     Example:
@@ -293,13 +312,13 @@ def floating_start(params: Any, constraints: Any = None) -> Any:
         Array([1. , 2.5], dtype=float32)
     """
     params = params if constraints else as_vector(params)
-    if not any(map(_is_whole, jax.tree.leaves(params))):
+    if not any(map(_is_signed_integer, jax.tree.leaves(params))):
         return params
     pairs, treedef = leaves_with_names(params)
     kinds = _kinds(constraints, [path for path, _ in pairs])
     leaves = [
         jnp.asarray(leaf, default_float())
-        if _is_whole(leaf) and not isinstance(kind, fixed)
+        if _is_signed_integer(leaf) and not isinstance(kind, fixed)
         else leaf
         for kind, (_, leaf) in zip(kinds, pairs, strict=True)
     ]
@@ -308,22 +327,23 @@ def floating_start(params: Any, constraints: Any = None) -> Any:
 
 def as_vector(tree: Any) -> Any:
     """Convert a list or tuple of numbers to an array; return other trees unchanged."""
-    if not are_in_a_row(tree):
+    if not is_number_list(tree):
         return tree
-    with jax.numpy_dtype_promotion("standard"):  # users mix integers and floats in a list
+    # Users mix integers and floats in a list, which strict promotion would reject.
+    with jax.numpy_dtype_promotion("standard"):
         return jnp.asarray(tree)
 
 
-def are_in_a_row(tree: Any) -> bool:
+def is_number_list(tree: Any) -> bool:
     """Whether a tree is a list or tuple of numbers."""
     return type(tree) in (list, tuple) and len(tree) > 0 and all(map(_is_number, tree))
 
 
 def _is_number(leaf: Any) -> bool:
-    return (is_inexact(leaf) or _is_whole(leaf)) and jnp.ndim(leaf) == 0
+    return (is_inexact(leaf) or _is_signed_integer(leaf)) and jnp.ndim(leaf) == 0
 
 
-def _is_whole(leaf: Any) -> bool:
+def _is_signed_integer(leaf: Any) -> bool:
     if isinstance(leaf, int):
         return not isinstance(leaf, bool)
     return jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.signedinteger)

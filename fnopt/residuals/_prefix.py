@@ -1,4 +1,4 @@
-"""Prefix trees: a leaf of the prefix applies to a whole branch of a tree."""
+"""Tree prefixes: each leaf of a prefix applies to a whole branch of a tree."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fnopt.errors import leaf_text, leaves_with_names, names_text, where
 def broadcast_prefix(
     prefix: Any, tree: Any, what: str, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[Any]:
-    """Broadcast a tree that may end at branches to the leaves of another tree.
+    """Broadcast a tree prefix to the leaves of a tree.
 
     Args:
         prefix: A single value, or a tree that is a prefix of `tree`. `None` is a value. A list or
-            tuple of numbers is an array if `tree` is an array.
+            tuple of numbers is converted to an array if `tree` is an array.
         tree: The tree.
-        what: Names of a value (`'loss'`) and of the tree, for messages.
-        is_leaf: Whether a node of `prefix` is a value and not a branch; by default for numbers.
+        what: The name of the option, such as `'loss'`, for messages.
+        is_leaf: Function that returns whether a node of `prefix` is a value instead of a branch.
 
     Returns:
-        A list in the order of the leaves of `tree`.
+        The value for every leaf of `tree`, as a list in the order of the leaves.
 
     Raises:
         ValueError: If `prefix` isn't a prefix of `tree`.
@@ -37,9 +37,9 @@ def broadcast_prefix(
         [1.0, 1.0, None]
     """
     if is_leaf is None:
-        prefix = _as_row(prefix, tree)
+        prefix = _list_to_array(prefix, tree)
 
-    def ends(node: Any) -> bool:
+    def is_value(node: Any) -> bool:
         return node is None or (is_leaf is not None and is_leaf(node))
 
     try:
@@ -47,46 +47,47 @@ def broadcast_prefix(
             lambda value, branch: [value] * len(jax.tree.leaves(branch)),
             prefix,
             tree,
-            is_leaf=ends,
+            is_leaf=is_value,
         )
     except ValueError:
-        came, fits = (
-            names_text([name or "(one array)" for name, _ in leaves_with_names(node, ends)[0]])
+        prefix_leaves, tree_leaves = (
+            names_text([name or "(one array)" for name, _ in leaves_with_names(node, is_value)[0]])
             for node in (prefix, tree)
         )
         raise ValueError(
-            f"{where()}{what} have the leaves {came}, expected one value for all, or a "
-            f"tree prefix of the tree with the leaves {fits}."
+            f"{where()}{what} have the leaves {prefix_leaves}, expected one value for all, or a "
+            f"tree prefix of the tree with the leaves {tree_leaves}."
         ) from None
-    # Leaves are matched in order, because the prefix may contain lists as values.
-    lists = jax.tree.structure(prefix, is_leaf=ends).flatten_up_to(parts)
+    # `jax.tree.leaves` of `parts` would also flatten values that are lists or None.
+    lists = jax.tree.structure(prefix, is_leaf=is_value).flatten_up_to(parts)
     return [value for part in lists for value in part]
 
 
-def _as_row(prefix: Any, tree: Any) -> Any:
+def _list_to_array(prefix: Any, tree: Any) -> Any:
     """Convert a list or tuple of numbers to an array if the tree is a single array."""
     single = jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))
     if not single or not isinstance(prefix, (list, tuple)):
         return prefix
-    known = not any(isinstance(number, Tracer) for number in jax.tree.leaves(prefix))
-    return np.asarray(prefix, float) if known else jnp.asarray(prefix)
+    is_traced = any(isinstance(number, Tracer) for number in jax.tree.leaves(prefix))
+    # A NumPy array stays concrete under jit, so that its values can be checked.
+    return jnp.asarray(prefix) if is_traced else np.asarray(prefix, float)
 
 
 def first_bad(good: Callable[..., Any], *values: Any) -> tuple[int, ...] | None:
-    """Index of the first entry that fails `good`; None if all pass or an array is traced."""
+    """Index of the first entry where `good` is False; None without one or if an array is traced."""
     if any(isinstance(value, Tracer) for value in values):
         return None
-    bad = np.argwhere(~good(*map(np.asarray, values)))
-    return tuple(map(int, bad[0])) if len(bad) else None
+    indices = np.argwhere(~good(*map(np.asarray, values)))
+    return tuple(map(int, indices[0])) if len(indices) else None
 
 
 def named(what: str, path: str) -> str:
-    """Name of an option and its leaf for a message."""
+    """Name of an option for the leaf at a path, in a message."""
     return f"{what} for {leaf_text(path)}" if path else what
 
 
 def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Array:
-    """Broadcast a value to its leaf, as a flat array.
+    """Broadcast a value to the shape of a leaf, and ravel the result.
 
     Raises:
         ValueError: If the value doesn't broadcast to the shape of the leaf.

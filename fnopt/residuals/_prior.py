@@ -1,4 +1,4 @@
-"""Gaussian priors on parameters, as residuals."""
+"""Residuals of Gaussian priors on parameters."""
 
 from __future__ import annotations
 
@@ -19,36 +19,39 @@ class prior(Value):
     .. math:: r = A\, (x - \mu), \qquad r = A\, \mathrm{local}(\mu, x) \text{ on a manifold}
 
     :math:`\tfrac12 \|r\|^2` is the negative log density of a normal distribution with mean
-    :math:`\mu` and covariance :math:`(A^T A)^{-1}`, up to a constant. On a manifold, the covariance
-    refers to tangents at the mean. Return the residuals of a prior together with the other
-    residuals. A prior on one pose of a graph determines the position of the graph.
+    :math:`\mu` and covariance :math:`(A^T A)^{-1}`, up to a constant. On a manifold, this is the
+    covariance of the tangent at the mean. Let the residual function return the residuals of a prior
+    together with the residuals of the data. A prior on one pose of a pose graph determines the
+    position of the whole graph.
 
     Args:
-        mean: The mean :math:`\mu`: an array, or a point on a manifold made by
+        mean: The mean :math:`\mu`, an array or a point on a manifold from
             :func:`fnopt.manifolds.on`.
         sqrt_information: The factor `A`: the inverse of the standard deviations (a number or an
             array `[d]`), or a square root `[..., d, d]` of the information matrix. `d` is the
-            length of the last axis of the parameter (or of its tangent).
+            length of the last axis of the residuals.
 
     Returns:
-        A function of the parameter, which is an array with the shape of the mean, or a leaf made by
-        `on`. The residuals have the shape of the parameter, or of its tangent.
+        A function of the parameter, which is an array with the shape of the mean, or a leaf from
+        :func:`fnopt.manifolds.on`. The residuals have the shape of the parameter. On a manifold,
+        the residuals have the shape of the tangent.
 
     Raises:
-        TypeError: If the parameter isn't an array, or is a point on another manifold than the mean.
+        TypeError: If the parameter isn't an array, or its manifold isn't the manifold of the mean.
         ValueError: If the parameter doesn't have the shape of the mean, or `sqrt_information`
             doesn't match the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> from fnopt.manifolds import SE2, on
-        >>> start = {"pose": on(SE2, jnp.eye(3)), "unit": 2.0}
-        >>> known = fnopt.prior(on(SE2, jnp.eye(3)), jnp.asarray([10.0, 10.0, 100.0]))
+        >>> start = {"pose": on(SE2, jnp.eye(3)), "scale": 2.0}
+        >>> pose_prior = fnopt.prior(on(SE2, jnp.eye(3)), jnp.asarray([10.0, 10.0, 100.0]))
+        >>> scale_prior = fnopt.prior(1.5)
         >>> def residuals(p):
-        ...     seen = p["pose"].value[:2, 2] - p["unit"] * jnp.asarray([1.0, 1.0])
-        ...     return {"seen": seen, "pose": known(p["pose"]), "unit": fnopt.prior(1.5)(p["unit"])}
+        ...     error = p["pose"].value[:2, 2] - p["scale"] * jnp.asarray([1.0, 1.0])
+        ...     return error, pose_prior(p["pose"]), scale_prior(p["scale"])
         >>> fit = fnopt.least_squares(residuals, start)
-        >>> print(fit.params["unit"].round(3), fit.params["pose"].value[:2, 2].round(3))
+        >>> print(fit.params["scale"].round(3), fit.params["pose"].value[:2, 2].round(3))
         0.503 [0.005 0.005]
 
     Reference:

@@ -1,4 +1,4 @@
-"""Robust losses of residuals."""
+"""Robust losses, which limit the influence of outliers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from fnopt.errors import accepts_args, explain_jax_errors, where
 
 
 class RobustLoss(Value):
-    r"""Base class of the costs :math:`\tfrac12 c^2 \rho(r^2 / c^2)` of a residual, `c` = `scale`.
+    r"""Base class of robust losses: the cost of a residual is :math:`\tfrac12 c^2 \rho(r^2 / c^2)`.
 
-    A subclass defines :math:`\rho`, with :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`, so that
-    small residuals have the same cost as in least squares. JAX differentiates :math:`\rho`.
+    :math:`c` is the attribute `scale`. A subclass defines :math:`\rho` with :math:`\rho(0) = 0` and
+    :math:`\rho'(0) = 1`. Small residuals then have the same cost as in least squares. JAX
+    differentiates :math:`\rho`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -28,7 +29,7 @@ class RobustLoss(Value):
     """
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss `rho(z)` of `z = (r / scale) ** 2`, elementwise, for `z >= 0`."""
+        """Evaluate the loss `rho(z)` elementwise, for `z = (r / scale) ** 2`."""
         raise NotImplementedError(f"{type(self).__name__} must define rho(self, z)")
 
     @property
@@ -38,7 +39,7 @@ class RobustLoss(Value):
 
 
 class soft_l1(RobustLoss):
-    r"""Smooth absolute value: quadratic for small residuals, linear for large residuals.
+    r"""Smooth absolute value, quadratic for small residuals and linear for large residuals.
 
     .. math:: \rho(z) = 2 (\sqrt{1 + z} - 1)
 
@@ -58,11 +59,11 @@ class soft_l1(RobustLoss):
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
-        return 2 * z / (1 + jnp.sqrt(1 + z))  # without the cancellation of the formula
+        return 2 * z / (1 + jnp.sqrt(1 + z))  # sqrt(1 + z) - 1 would cancel for small z
 
 
 class huber(RobustLoss):
-    r"""Huber's loss: quadratic up to `scale`, linear beyond.
+    r"""Huber's loss, quadratic up to `scale` and linear for larger residuals.
 
     .. math:: \rho(z) = \begin{cases} z & z \le 1 \\ 2 \sqrt{z} - 1 & z > 1 \end{cases}
 
@@ -82,17 +83,19 @@ class huber(RobustLoss):
 
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
-        beyond = z > 1
-        root = jnp.sqrt(jnp.where(beyond, z, jnp.ones_like(z)))
-        return jnp.where(beyond, 2 * root - 1, z)
+        is_linear = z > 1
+        # The derivative of the square root at 0 is infinite, and infinity times 0 is NaN.
+        root = jnp.sqrt(jnp.where(is_linear, z, jnp.ones_like(z)))
+        return jnp.where(is_linear, 2 * root - 1, z)
 
 
 class cauchy(RobustLoss):
-    r"""Cauchy's loss, which grows logarithmically, so distant outliers have little influence.
+    r"""Cauchy's loss, which grows logarithmically, so that large outliers have little influence.
 
     .. math:: \rho(z) = \ln(1 + z)
 
-    The loss isn't convex. A fit may have several minima, so the initial guess matters.
+    The loss isn't convex. The cost may have several minima, so the result depends on the initial
+    guess.
 
     Args:
         scale: The residual above which the influence decreases, in units of the residuals.
@@ -114,11 +117,12 @@ class cauchy(RobustLoss):
 
 
 class arctan(RobustLoss):
-    r"""Bounded loss: an outlier costs at most :math:`\tfrac{\pi}{4}` times the squared scale.
+    r"""Bounded loss, at most :math:`\tfrac{\pi}{4}` times the squared scale for any outlier.
 
     .. math:: \rho(z) = \arctan(z)
 
-    The loss isn't convex. A fit may have several minima, so the initial guess matters.
+    The loss isn't convex. The cost may have several minima, so the result depends on the initial
+    guess.
 
     Args:
         scale: The residual above which the influence decreases, in units of the residuals.
@@ -137,17 +141,17 @@ class arctan(RobustLoss):
 
 
 class tukey(RobustLoss):
-    r"""Tukey's biweight: residuals beyond `scale` have no influence.
+    r"""Tukey's biweight loss, constant for residuals above `scale`.
 
     .. math:: \rho(z) = \begin{cases} \tfrac13 \left( 1 - (1 - z)^3 \right) & z \le 1 \\
         \tfrac13 & z > 1 \end{cases}
 
-    The loss isn't convex, and its gradient is zero beyond `scale`. Use an initial guess near the
-    solution, for example the solution of a fit with :class:`huber`.
+    The loss isn't convex, and residuals above `scale` have a zero gradient. Use an initial guess
+    near the solution, for example the solution of a fit with :class:`huber`.
 
     Args:
-        scale: The residual above which data are ignored. 4.685 standard deviations keep 95 %
-            of the efficiency of least squares on normal data.
+        scale: The residual above which a datum has no influence. For normally distributed errors,
+            a scale of 4.685 standard deviations has 95 % of the efficiency of least squares.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -164,22 +168,22 @@ class tukey(RobustLoss):
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         t = jnp.minimum(z, jnp.ones_like(z))
-        return t * (1 - t * (1 - t / 3))  # = (1 - (1 - t)^3) / 3, without its cancellation
+        return t * (1 - t * (1 - t / 3))  # (1 - (1 - t)^3) / 3 without cancellation for small t
 
 
 class barron(RobustLoss):
-    r"""Barron's family of losses: squares, soft L1, Cauchy, Geman-McClure, Welsch and others.
+    r"""Barron's family of losses, which contains soft L1, Cauchy, Geman-McClure and Welsch losses.
 
     .. math:: \rho(z) = \frac{2 b}{\alpha}
         \left( \left( \frac{z}{b} + 1 \right)^{\alpha / 2} - 1 \right), \qquad b = |\alpha - 2|
 
-    and its limits: :math:`\alpha = 2` gives least squares, 1 soft L1, 0 Cauchy (:math:`2 \ln(1 + z
-    / 2)`), -2 Geman-McClure, :math:`-\infty` Welsch (:math:`2 - 2 e^{-z/2}`). The loss isn't convex
-    for :math:`\alpha < 1`.
+    and the limits of this formula. The loss is least squares for :math:`\alpha = 2`, soft L1 for 1,
+    Cauchy (:math:`2 \ln(1 + z / 2)`) for 0, Geman-McClure for -2, and Welsch
+    (:math:`2 - 2 e^{-z/2}`) for :math:`-\infty`. The loss isn't convex for :math:`\alpha < 1`.
 
     Args:
-        alpha: The shape, at most 2. A smaller shape reduces the influence of outliers.
-        scale: The residual at which the loss stops being quadratic, in units of the residuals.
+        alpha: The shape parameter, at most 2. A smaller value reduces the influence of outliers.
+        scale: The residual above which the loss isn't quadratic, in units of the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -197,13 +201,13 @@ class barron(RobustLoss):
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         alpha = jnp.asarray(self.alpha, z.dtype)
-        # At alpha = 2 another branch is selected, but z / 0 would still make the derivative NaN; so
-        # would the infinite alpha of Welsch's loss below.
+        # `where` selects another branch for alpha = 2 and for the infinite alpha of Welsch's loss.
+        # Without finite substitutes, the derivative of the branch not selected would be NaN.
         b = jnp.maximum(2 - alpha, jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype))
         welsch = ~jnp.isfinite(alpha)
         b = jnp.where(welsch, jnp.ones_like(b), b)
-        half = jnp.where(welsch, jnp.ones_like(alpha), alpha) / 2
-        general = b * _powered(jnp.log1p(z / b), half)
+        exponent = jnp.where(welsch, jnp.ones_like(alpha), alpha) / 2
+        general = b * _box_cox(jnp.log1p(z / b), exponent)
         squares = alpha >= 2
         return jnp.where(welsch, -2 * _expm1(-z / 2), jnp.where(squares, z, general))
 
@@ -215,34 +219,34 @@ def _expm1(x: jax.Array) -> jax.Array:
 
 @_expm1.defjvp
 def _expm1_slope(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> Any:
-    # JAX's derivative, the value plus one, has no correct digits for a far outlier.
+    # JAX's derivative of expm1 is expm1(x) + 1, which cancels to 0 for a large outlier.
     return _expm1(*primals), jnp.exp(*primals) * tangents[0]
 
 
-def _powered(t: jax.Array, a: jax.Array) -> jax.Array:
-    r""":math:`(e^{a t} - 1) / a`, which is `t` for `a = 0`."""
+def _box_cox(t: jax.Array, a: jax.Array) -> jax.Array:
+    r"""Box-Cox transformation of :math:`e^t`: :math:`(e^{a t} - 1) / a`, and `t` for `a = 0`."""
     small = jnp.abs(a) < jnp.asarray(jnp.finfo(a.dtype).eps, a.dtype)
     safe = jnp.where(small, jnp.ones_like(a), a)
-    # To first order in a, so that the derivative with respect to a is correct too.
+    # The term of first order in `a` makes the derivative with respect to `a` correct.
     return jnp.where(small, t + a * t * t / 2, _expm1(safe * t) / safe)
 
 
 class custom_loss(RobustLoss):
     r"""Make a loss from a function :math:`\rho(z)` of the scaled squares :math:`z = r^2 / c^2`.
 
-    Options of a fit convert a function to a `custom_loss` with a scale of 1. JAX differentiates
-    the function. As in SciPy, the function may return :math:`\rho, \rho', \rho''`, as an array of
-    shape `[3, m]` or three arrays.
+    A function that is passed as the `loss` of a fit becomes a `custom_loss`. JAX differentiates the
+    function. As in SciPy, the function may also return :math:`\rho, \rho', \rho''`, as an array of
+    shape `[3, m]` or as three arrays.
 
     Args:
-        fn: `fn(z)` for `z` of shape `[m]`, elementwise and written with `jax.numpy`; returns an
-            array of the same shape, or three. If :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`,
-            small residuals have the same cost as in least squares.
+        fn: An elementwise function of `z`, of shape `[m]`, in `jax.numpy`. If :math:`\rho(0) = 0`
+            and :math:`\rho'(0) = 1`, small residuals have the same cost as in least squares.
         scale: The residual :math:`c` above which the loss isn't quadratic, in units of the
-            residuals: SciPy's `f_scale`.
+            residuals (`f_scale` in SciPy).
 
     Raises:
-        ValueError: During the fit, if `fn` returns another shape.
+        TypeError: During the fit, if `fn` can't be called with one argument.
+        ValueError: During the fit, if `fn` returns another shape than `[m]` or `[3, m]`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -263,19 +267,21 @@ class custom_loss(RobustLoss):
                 "function of the scaled squares alone. Let it close over other values."
             )
         with explain_jax_errors("loss", "the function", is_another=True):
-            given = self.fn(z)
-        if isinstance(given, (tuple, list)):
-            given = jnp.stack(jnp.broadcast_arrays(*given))
-        if jnp.shape(given) == z.shape:
-            return jnp.asarray(given, z.dtype)
-        if jnp.shape(given) != (3, *z.shape):
+            result = self.fn(z)
+        if isinstance(result, (tuple, list)):
+            result = jnp.stack(jnp.broadcast_arrays(*result))
+        if jnp.shape(result) == z.shape:
+            return jnp.asarray(result, z.dtype)
+        if jnp.shape(result) != (3, *z.shape):
             raise ValueError(
-                f"{where()}loss: the function returned shape {jnp.shape(given)} for z of shape "
-                f"{z.shape}, expected the same, or {(3, *z.shape)} for rho and its two derivatives."
+                f"{where()}loss: the function returned shape {jnp.shape(result)} for z of shape "
+                f"{z.shape}, expected the same shape, or {(3, *z.shape)} for rho and its two "
+                "derivatives."
             )
+        # A Taylor polynomial with the user's derivatives: the step is zero, its derivative is one.
         start = jax.lax.stop_gradient(z)
         value, slope, curvature = (jnp.asarray(part, z.dtype) for part in self.fn(start))
-        step = z - start  # zero, with a nonzero derivative that selects the user's derivatives
+        step = z - start
         return value + slope * step + curvature * jnp.square(step) / 2
 
 
@@ -283,14 +289,14 @@ NAMES = {cls.__name__: cls for cls in (soft_l1, huber, cauchy, arctan, tukey, ba
 
 
 def robust_slopes(loss: RobustLoss, z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    r"""Compute the loss and its first two derivatives, :math:`\rho, \rho', \rho''`, elementwise.
+    r"""Evaluate :math:`\rho, \rho'` and :math:`\rho''` of a loss, elementwise.
 
     Args:
         loss: The loss.
-        z: Scaled squares, of shape `[m]`.
+        z: The scaled squares :math:`r^2 / c^2`, of shape `[m]`.
 
     Returns:
-        Three arrays of shape `[m]`.
+        The loss and its first two derivatives, each of shape `[m]`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -298,24 +304,24 @@ def robust_slopes(loss: RobustLoss, z: jax.Array) -> tuple[jax.Array, jax.Array,
         >>> print([f"{float(v[0]):.4f}" for v in robust_slopes(huber(), jnp.asarray([4.0]))])
         ['3.0000', '0.5000', '-0.0625']
     """
-    unit = jnp.ones_like(z)
+    ones = jnp.ones_like(z)  # the loss is elementwise, so one JVP returns all derivatives
 
     def value_and_slope(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.jvp(loss.rho, (z,), (unit,))
+        return jax.jvp(loss.rho, (z,), (ones,))
 
-    (rho, d1), (_, d2) = jax.jvp(value_and_slope, (z,), (unit,))
+    (rho, d1), (_, d2) = jax.jvp(value_and_slope, (z,), (ones,))
     return rho, d1, d2
 
 
 def named_loss(name: str, scale: Any = 1.0) -> RobustLoss | None:
-    """Return the loss with SciPy's name; None for `'linear'`.
+    """Make the loss with SciPy's name; return None for `'linear'`.
 
     Args:
         name: `'linear'`, `'soft_l1'`, `'huber'`, `'cauchy'`, `'arctan'`, or another loss of fnopt.
-        scale: The scale of the loss, SciPy's `f_scale`.
+        scale: The scale of the loss (`f_scale` in SciPy).
 
     Returns:
-        The loss.
+        The loss; None for least squares.
 
     Raises:
         ValueError: If no loss has this name.

@@ -1,4 +1,4 @@
-"""Cost of a vector of residuals whose blocks have different losses."""
+"""Robust cost of a residual vector, whose blocks may have different losses."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fnopt.residuals._prefix import broadcast_prefix
 from fnopt.residuals._robust import RobustLoss, custom_loss, named_loss, robust_slopes
 from fnopt.sharding import any_row, psum_rows
 
-# Least curvature of a loss relative to its slope. Triggs et al. (2000) and Ceres replace a
+# Lower bound of a loss's curvature, relative to the slope. Triggs et al. (2000) and Ceres replace a
 # curvature that isn't positive by the slope (1 here). With a tiny curvature, params that only an
-# outlier determines take long steps, which reduce the progress of all others. Measured: 540 fits
-# with 15 % of outliers took 12,058 evaluations with 0.05, 10,510 with 0.3, 8,885 with 0.6 and
-# 11,601 with 1, with as many correct solutions; `python -m benchmarks robust_fits` has such fits.
+# outlier determines take long steps, which slow down the other params. 540 fits with 15 % of
+# outliers took 12,058 evaluations with 0.05, 10,510 with 0.3, 8,885 with 0.6 and 11,601 with 1, and
+# found equally many correct solutions. `python -m benchmarks robust_fits` has similar fits.
 _FLOOR = 0.6
-# A residual above this many times the scale of its loss is an outlier. Its cost is linear, and so
-# large that it hides the costs of the others (two of float32's seven digits).
+# Ratio of residual to scale above which a residual is a large outlier. With a linear loss, its cost
+# is over 100 times larger than the others, which then lose two of float32's seven digits.
 _FAR = 100.0
 
 
 class _Squares(RobustLoss):
-    """Least squares: a loss without a scale."""
+    """The loss of least squares, which has no scale."""
 
     @property
     def size(self) -> float:
@@ -40,9 +40,10 @@ class RobustCost(Value):
     r"""The cost :math:`f = \sum_i \tfrac12 c_i^2 \rho_i(r_i^2 / c_i^2)` of a residual vector.
 
     Args:
-        losses: A loss, or None for squares, for each block of the vector.
+        losses: The loss of each block of the vector; None for least squares.
         sizes: Number of residuals of each block.
-        unit: Factor of the scales of the losses, equal to the factor of the residuals.
+        unit: The factor by which the residuals are multiplied; the scales of the losses are
+            multiplied by it too.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,99 +57,98 @@ class RobustCost(Value):
     unit: float | jax.Array = 1.0
 
     def clipped(self, r: jax.Array) -> jax.Array:
-        """Absolute residuals, clipped at the scale of the loss."""
+        """Absolute values of the residuals, clipped at the scale of their loss."""
         return self._map(lambda loss, c, r: jnp.minimum(jnp.abs(r), c), r)
 
     def in_unit(self, unit: jax.Array) -> RobustCost:
-        """Return the cost for residuals multiplied by a number."""
+        """Return the cost of residuals that are multiplied by a number."""
         return RobustCost(self.losses, self.sizes, unit * self.unit)
 
     def cost(self, r: jax.Array) -> jax.Array:
-        """The cost; infinite if a residual isn't finite."""
+        """Evaluate the cost; it is infinite if a residual isn't finite."""
         return _finite_sum(self._map(_costs, r), r, jnp.inf)
 
     def clipped_cost(self, r: jax.Array) -> jax.Array:
-        """Cost with each residual clipped to a hundred times the scale of its loss.
+        """Evaluate the cost with each residual clipped to a hundred times the scale of its loss.
 
-        Without clipping, the rounding error of a huge residual would exceed the cost of the other
-        residuals.
+        Without clipping, the rounding error of the cost of a huge residual would exceed the cost of
+        the other residuals.
         """
 
-        def cut(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
+        def clip(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
             return jnp.where(jnp.isfinite(r), jnp.clip(r, -_FAR * c, _FAR * c), r)
 
-        return self.cost(self._map(cut, r))
+        return self.cost(self._map(clip, r))
 
     def cost_of_squares(self, squares: jax.Array) -> jax.Array:
-        """Compute the cost from squared residuals."""
+        """Evaluate the cost from squared residuals."""
         costs = self._map(lambda loss, c, s: _unscaled(loss, c, s / (c * c), s), squares)
         return jnp.asarray(0.5, squares.dtype) * psum_rows(jnp.sum(costs))
 
     def reduction(
         self, before: jax.Array, after: jax.Array, pulled: jax.Array | None = None
     ) -> jax.Array:
-        r"""Actual reduction of the cost between two residuals; minus infinity if not finite.
+        r"""Actual reduction of the cost by a step; minus infinity if the cost isn't finite.
 
         Args:
-            before: The residuals at the point, of shape `[m]`.
-            after: The residuals at the end of a step `p`.
-            pulled: The slopes of the costs along the step, :math:`\rho' r\, (J p)`, if known. The
-                slopes replace the reductions of distant outliers, whose cost loses too many digits
-                to rounding.
+            before: The residuals before the step, of shape `[m]`.
+            after: The residuals after the step `p`.
+            pulled: The directional derivatives :math:`\rho' r\, (J p)` of the costs. They replace
+                the cost differences of large outliers, which lose too many digits to rounding.
         """
         rows = (before, after) if pulled is None else (before, after, pulled)
         return _finite_sum(self._map(_reductions, *rows), after, -jnp.inf)
 
     def corrections(self, r: jax.Array, floor: float = _FLOOR) -> tuple[jax.Array, jax.Array]:
-        r"""Factors of residuals and Jacobian rows that match the cost to second order.
+        r"""Factors of residuals and Jacobian rows for the Gauss-Newton model of the cost.
 
         .. math:: \hat r = \frac{\rho'}{\sqrt w}\, r, \qquad \hat J = \sqrt w\, J, \qquad
             w = \max(\rho' + 2 z \rho'', \delta \rho')
 
-        Then :math:`\hat J^T \hat r` is the exact gradient of the cost, and :math:`\hat J^T \hat J`
-        its Gauss-Newton matrix with the curvature of the loss. The lower bound :math:`\delta \rho'`
-        keeps the matrix positive semidefinite if this curvature is negative, and bounds the factor
-        of the residuals.
+        Then :math:`\hat J^T \hat r` is the exact gradient of the cost. The matrix
+        :math:`\hat J^T \hat J` is the Gauss-Newton matrix with the curvature of the loss. The lower
+        bound :math:`\delta \rho'` of the curvature keeps this matrix positive semidefinite and
+        bounds the factor of the residuals.
 
         Args:
             r: The residuals, of shape `[m]`.
-            floor: The fraction :math:`\delta`.
+            floor: The lower bound :math:`\delta` of the curvature relative to the slope.
 
         Returns:
-            The two factors, each of shape `[m]`.
+            The factors of the residuals and of the Jacobian rows, each of shape `[m]`.
 
         Reference:
             Triggs et al. (2000), Bundle adjustment: a modern synthesis, section 4.3.
         """
         slope, curvature = self._map(_slopes, r)
         w = jnp.maximum(curvature, jnp.asarray(floor, r.dtype) * slope)
-        # The curvature of a linear loss is rounding error. A compiler may round it differently in
-        # two computations, so no decision must depend on it.
+        # The curvature of a linear loss is rounding error. XLA may round it differently in two
+        # computations, so it must not decide about a residual.
         curved = w > jnp.asarray(16 * jnp.finfo(r.dtype).eps, r.dtype) * slope
         root = jnp.sqrt(jnp.where(curved, w, jnp.ones_like(w)))
         zero = jnp.zeros_like(w)
         return jnp.where(curved, slope / root, zero), jnp.where(curved, root, zero)
 
     def corrected(self, r: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-        r"""The function with value :math:`\hat r` and Jacobian :math:`\hat J`.
+        r"""Make the function with value :math:`\hat r` and Jacobian :math:`\hat J`.
 
         The factors are treated as constants, so the second derivative along a direction is
-        :math:`\sqrt w\, r''_{vv}`, as a step by :math:`\hat J` requires.
+        :math:`\sqrt w\, r''_{vv}`. Geodesic acceleration needs this derivative.
         """
 
-        def function(x: jax.Array) -> jax.Array:
+        def corrected_fn(x: jax.Array) -> jax.Array:
             value = r(x)
-            fixed = jax.lax.stop_gradient(value)
-            a, b = self.corrections(fixed)
-            return a * fixed + b * (value - fixed)
+            constant = jax.lax.stop_gradient(value)
+            a, b = self.corrections(constant)
+            return a * constant + b * (value - constant)
 
-        return function
+        return corrected_fn
 
     def _map(self, fn: Callable[..., Any], *vectors: jax.Array) -> Any:
-        """Apply `fn(loss, scale, *parts)` to every block."""
+        """Apply `fn(loss, scale, *blocks)` to every block, and concatenate the results."""
         parts, start = [], 0
-        for given, size in zip(self.losses, self.sizes, strict=True):
-            loss = _Squares() if given is None else given
+        for loss_or_none, size in zip(self.losses, self.sizes, strict=True):
+            loss = _Squares() if loss_or_none is None else loss_or_none
             c = jnp.asarray(self.unit * loss.size, vectors[0].dtype)
             parts.append(fn(loss, c, *(v[start : start + size] for v in vectors)))
             start += size
@@ -156,22 +156,22 @@ class RobustCost(Value):
 
 
 def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
-    """Return half the sum over all rows; `otherwise` if the sum or a residual isn't finite."""
+    """Return half the sum of the terms; `otherwise` if the sum or a residual isn't finite."""
     total = jnp.asarray(0.5, r.dtype) * psum_rows(jnp.sum(terms))
     finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(r))
     return jnp.where(finite, total, jnp.asarray(otherwise, r.dtype))
 
 
 def _scaled_square(c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""Return the square of a clipped, scaled residual, and the ratio of clipping.
+    r"""Return the square of the clipped residual `r / c`, and the ratio of clipped to original.
 
-    A residual beyond :math:`\epsilon^{-1.6}` scales is clipped, because the square of a much larger
-    residual would overflow.
+    A ratio above :math:`\epsilon^{-1.6}` is clipped. The square of a much larger ratio would
+    overflow, and its cost already hides the digits of all other costs.
     """
-    most = jnp.asarray(jnp.finfo(r.dtype).eps ** -1.6, r.dtype)
+    limit = jnp.asarray(jnp.finfo(r.dtype).eps ** -1.6, r.dtype)
     size = jnp.abs(r / c)
-    share = jnp.where(size > most, most / size, jnp.ones_like(size))
-    return jnp.square(jnp.clip(r / c, -most, most)), share
+    ratio = jnp.where(size > limit, limit / size, jnp.ones_like(size))
+    return jnp.square(jnp.clip(r / c, -limit, limit)), ratio
 
 
 def _costs(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
@@ -179,18 +179,19 @@ def _costs(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
 
 
 def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) -> jax.Array:
-    r"""Compute :math:`c^2 \rho(z)`; the square itself if it is far below :math:`c^2`."""
-    # For such a z, c^2 may be out of range and z may underflow.
-    below = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)
-    return jnp.where(below, squares, jnp.where(below, jnp.ones_like(c), c * c) * loss.rho(z))
+    r"""Compute :math:`c^2 \rho(z)`; the square itself if `z` is below machine epsilon."""
+    # rho(z) = z to rounding error then. The product might be inf * 0, because c^2 may overflow.
+    is_square = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)
+    c_squared = jnp.where(is_square, jnp.ones_like(c), c * c)
+    return jnp.where(is_square, squares, c_squared * loss.rho(z))
 
 
 def _slopes(loss: RobustLoss, c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""Slope :math:`\rho'` and curvature :math:`\rho' + 2 z \rho''`."""
-    z, share = _scaled_square(c, r)
+    r"""Slope :math:`\rho'` and curvature :math:`\rho' + 2 z \rho''` of the loss."""
+    z, ratio = _scaled_square(c, r)
     _, d1, d2 = robust_slopes(loss, z)
-    # Where the square was clipped, the slope is that of a linear loss, relative to r.
-    return share * d1, share * (d1 + 2 * z * d2)
+    # The ratio extends the loss linearly in r beyond the clipped residual.
+    return ratio * d1, ratio * (d1 + 2 * z * d2)
 
 
 def _reductions(
@@ -200,29 +201,31 @@ def _reductions(
     after: jax.Array,
     pulled: jax.Array | None = None,
 ) -> jax.Array:
-    r"""Return twice the cost reduction of every residual, from `pulled` for distant outliers.
+    r"""Return twice the cost reduction of every residual, from `pulled` for large outliers.
 
-    :math:`r^2 - r_+^2 = (r - r_+)(r + r_+)` keeps all digits of the residuals.
-    For a loss and nearby residuals, the product with the slope at the midpoint keeps the digits,
-    too. Its relative error is :math:`(z - z_+)^2`; the error of a difference of costs is
-    :math:`\epsilon / (z - z_+)`.
+    The product :math:`(r - r_+)(r + r_+)` avoids the cancellation of :math:`r^2 - r_+^2`. For a
+    short step, this product times :math:`\rho'` at the midpoint is used. The relative error of this
+    formula is :math:`(z - z_+)^2`. The difference of two losses has the relative error
+    :math:`\epsilon / (z - z_+)`. The two errors are equal at :math:`z - z_+ = \epsilon^{1/3}`.
     """
     z, z_after = _scaled_square(c, r)[0], _scaled_square(c, after)[0]
-    fall = (r - after) * (r + after)
-    near = jnp.abs(z - z_after) <= jnp.asarray(jnp.finfo(r.dtype).eps ** (1 / 3), r.dtype) * (1 + z)
-    slope = robust_slopes(loss, jnp.where(near, (z + z_after) / 2, z))[1]
-    falls = jnp.where(near, fall * slope, c * c * (loss.rho(z) - loss.rho(z_after)))
+    squares = (r - after) * (r + after)
+    tolerance = jnp.asarray(jnp.finfo(r.dtype).eps ** (1 / 3), r.dtype) * (1 + z)
+    is_short = jnp.abs(z - z_after) <= tolerance
+    slope = robust_slopes(loss, jnp.where(is_short, (z + z_after) / 2, z))[1]
+    reductions = jnp.where(is_short, squares * slope, c * c * (loss.rho(z) - loss.rho(z_after)))
     if pulled is None:
-        return falls
-    return jnp.where(near & (jnp.abs(r) > _FAR * c), -2 * pulled, falls)
+        return reductions
+    return jnp.where(is_short & (jnp.abs(r) > _FAR * c), -2 * pulled, reductions)
 
 
 def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
-    """Assign losses to the blocks of the residuals.
+    """Make the robust cost that assigns losses to the leaves of the residuals.
 
     Args:
-        loss: A loss, its name, its function, or None for least squares; or a tree of losses that is
-            a prefix of the residuals, such as a list of losses for a list of residual functions.
+        loss: A loss, the name of a loss, a function `rho(z)`, or None for least squares. A
+            tree of losses must be a prefix of the residuals, such as a list of losses for a list of
+            residual functions.
         residuals: The residuals, or their shapes and dtypes.
 
     Returns:
@@ -248,7 +251,7 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
 
 
 def as_loss(loss: Any, scale: Any = 1.0) -> RobustLoss | None:
-    """Convert a name or a function to a loss with this scale; None for squares."""
+    """Convert a name or a function to a loss with a scale; return None for least squares."""
     if isinstance(loss, str):
         return named_loss(loss, scale)
     if loss is None or isinstance(loss, RobustLoss):
@@ -258,6 +261,6 @@ def as_loss(loss: Any, scale: Any = 1.0) -> RobustLoss | None:
     hint = " Did you forget to call it?" if isinstance(loss, type) else ""
     raise TypeError(
         f"{where()}loss = {loss!r}, expected a robust loss such as "
-        "fnopt.residuals.huber(scale=1.0), the name of one, a function rho(z), or None for plain "
-        f"squares.{hint}"
+        "fnopt.residuals.huber(scale=1.0), the name of a loss, a function rho(z), or None for "
+        f"least squares.{hint}"
     )

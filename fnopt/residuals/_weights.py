@@ -1,4 +1,4 @@
-"""Residuals in units of their standard deviations (whitening)."""
+"""Whitening of residuals by standard deviations, weights or a covariance matrix."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Whitener = Callable[[jax.Array], jax.Array]
 
 
 class Whitening(NamedTuple):
-    """Linear map of the residuals, applied to each leaf."""
+    """Linear map that scales the residuals to unit variance, leaf by leaf."""
 
-    maps: tuple[Whitener, ...]  # empty if the residuals are unweighted
-    weights: Any = None  # arrays with the shapes of the residuals, in the same tree
-    by_rows: bool = True  # whether every residual is multiplied by a number of its own
+    maps: tuple[Whitener, ...]  # one per leaf; empty if the residuals are unweighted
+    weights: Any = None  # tree like the residuals; None without weights
+    by_rows: bool = True  # whether the map is diagonal, so no leaf has a covariance matrix
 
     def __call__(self, r: Any) -> Any:
         """Divide the residuals by their standard deviations."""
@@ -34,25 +34,27 @@ class Whitening(NamedTuple):
 
 
 def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitening:
-    r"""Make the function that scales residuals to unit variance.
+    r"""Make the linear map that scales residuals to unit variance.
 
     .. math:: r_i / \sigma_i, \qquad \sqrt{w_i}\, r_i, \qquad\text{or}\quad L^{-1} r
         \text{ for a covariance matrix } \Sigma = L L^T
 
     Args:
         residuals: The residuals, or their shapes and dtypes.
-        sigma: Standard deviations: a number, or a tree of arrays that broadcast to the
-            residuals. The tree has the structure of the residuals or is a prefix of it. An array of
-            shape `[m]` may have a covariance matrix `[m, m]`. None leaves residuals unchanged.
-        weights: Factors of the squares, :math:`w = 1 / \sigma^2`, in the same form; 0 excludes a
-            residual, even if it is NaN. Exclusive with `sigma`.
+        sigma: Standard deviations, a number or a tree of arrays that broadcast to the residuals.
+            The tree has the structure of the residuals or is a prefix of the residuals. For
+            residuals of shape `[m]`, a covariance matrix `[m, m]` is also accepted. None leaves
+            residuals unchanged.
+        weights: Factors :math:`w = 1 / \sigma^2` of the squares, a number or a tree like `sigma`.
+            A residual with weight 0 is excluded, even if it is NaN. `sigma` and `weights` exclude
+            each other.
 
     Returns:
         A function from residuals to residuals.
 
     Raises:
-        ValueError: If both are given, a shape doesn't match, a standard deviation isn't positive, a
-            weight is negative, or a matrix isn't positive definite.
+        ValueError: If `sigma` and `weights` are both passed, a shape doesn't match, a standard
+            deviation isn't positive, a weight is negative, or a matrix isn't positive definite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -64,18 +66,18 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
     if sigma is not None and weights is not None:
         raise ValueError(f"{where()}sigma and weights are both given, expected one of them.")
     if weights is not None:
-        each = _by_leaf(_weight, weights, residuals, "weights")
+        arrays = _map_leaves(_weight, weights, residuals, "weights")
         treedef = jax.tree.structure(residuals)
-        return Whitening(tuple(map(_weigher, each)), treedef.unflatten(each))
+        return Whitening(tuple(map(_weigher, arrays)), treedef.unflatten(arrays))
     if sigma is None:
         return Whitening(())
-    by_rows = not any(_by_leaf(_is_matrix, sigma, residuals, "sigma"))
-    return Whitening(tuple(_by_leaf(_divider, sigma, residuals, "sigma")), None, by_rows)
+    by_rows = not any(_map_leaves(_is_matrix, sigma, residuals, "sigma"))
+    return Whitening(tuple(_map_leaves(_divider, sigma, residuals, "sigma")), None, by_rows)
 
 
-def _by_leaf(fn: Callable[..., Any], given: Any, residuals: Any, what: str) -> list[Any]:
-    """Apply `fn(value, leaf, path)` to every leaf of the residuals."""
-    values, (pairs, _) = broadcast_prefix(given, residuals, what), leaves_with_names(residuals)
+def _map_leaves(fn: Callable[..., Any], option: Any, residuals: Any, name: str) -> list[Any]:
+    """Apply `fn(value, leaf, path)` to the values of an option and the leaves of the residuals."""
+    values, (pairs, _) = broadcast_prefix(option, residuals, name), leaves_with_names(residuals)
     return [fn(value, leaf, path) for value, (path, leaf) in zip(values, pairs, strict=True)]
 
 
@@ -86,13 +88,13 @@ def _weight(value: Any, leaf: Any, path: str) -> jax.Array:
 
 def _weigher(w: jax.Array) -> Whitener:
     def weigh(r: jax.Array) -> jax.Array:
-        # A residual of weight 0 is excluded, even if it is NaN for a missing datum. Its root isn't
-        # computed, so that derivatives with respect to the other weights are finite. The root of a
-        # negative weight, which can't be checked under jit, is NaN, which the status reports.
+        # A residual of weight 0 may be NaN (a missing datum). The root of 0 has an infinite
+        # derivative. A negative weight, which can't be checked under jit, makes the residual NaN,
+        # and the status of the fit reports this.
         w_r = reshard_like(w, r)
-        counts = w_r != 0
-        root = jnp.sqrt(jnp.where(counts, w_r, jnp.ones_like(w_r)))
-        return jnp.where(counts, root.astype(r.dtype) * r, jnp.zeros_like(r))
+        mask = w_r != 0
+        root = jnp.sqrt(jnp.where(mask, w_r, jnp.ones_like(w_r)))
+        return jnp.where(mask, root.astype(r.dtype) * r, jnp.zeros_like(r))
 
     return weigh
 
@@ -110,13 +112,14 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
         return _by_matrix(jnp.asarray(value, leaf.dtype), path)
     expected = lambda sigma: sigma > 0, "standard deviations > 0"
     sigma = _array_like(leaf, value, path, "sigma", *expected)
+    # A traced sigma can't be checked, so an invalid value makes the residual NaN.
     return lambda r: r / reshard_like(jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype), r)
 
 
 def _array_like(
     leaf: Any, value: Any, path: str, what: str, good: Callable[[Any], Any], expected: str
 ) -> jax.Array:
-    """Broadcast a value to its leaf; raise an error for concrete numbers that fail `good`."""
+    """Broadcast a value to its leaf; raise an error for a concrete number that fails `good`."""
     value = as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(leaf.shape)
     bad = first_bad(good, value)
     if bad is not None:
@@ -130,5 +133,8 @@ def _array_like(
 def _by_matrix(covariance: jax.Array, path: str) -> Whitener:
     L = jnp.linalg.cholesky(covariance)
     if first_bad(np.isfinite, L) is not None:
-        raise ValueError(f"{where()}the matrix {named('sigma', path)} is not positive definite.")
+        raise ValueError(
+            f"{where()}the matrix {named('sigma', path)} is not positive definite, expected a "
+            "covariance matrix."
+        )
     return lambda r: solve_triangular(L, r, lower=True)

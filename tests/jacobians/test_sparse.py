@@ -215,12 +215,12 @@ BAD = [
     (
         lambda: sparse_jacobian(chain, DENSE)(X[:5]),
         ValueError,
-        r"the pattern has shape \(9, 9\), but the function has 5 outputs of 5 params",
+        r"the pattern has shape \(9, 9\), expected \(5, 5\) for 5 outputs and 5 params",
     ),
     (
         lambda: sparse_jacobian(chain, band(9))(X[:5]),
         ValueError,
-        "entries from 0 to 8, but the function has 5 outputs",
+        "entries from 0 to 8, expected 0 to 4 for 5 outputs",
     ),
     (
         lambda: fnopt.least_squares(lambda x: chain(x)[:3], X, jac=sparse_jacobian(chain, DENSE)),

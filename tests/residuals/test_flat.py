@@ -61,8 +61,8 @@ BAD = [
         TypeError,
         r"leaf 'w' of the params is complex.*imaginary part",
     ),
-    (lambda p: jnp.ones(1), {}, ValueError, r"params hold no numbers"),
-    (lambda p: jnp.ones(1), {"w": jnp.zeros(0)}, ValueError, r"params hold no numbers"),
+    (lambda p: jnp.ones(1), {}, ValueError, r"params contain no numbers"),
+    (lambda p: jnp.ones(1), {"w": jnp.zeros(0)}, ValueError, r"params contain no numbers"),
     (lambda p: p, {"act": jax.nn.relu, "w": 1.0}, TypeError, r"leaf 'act' is"),
 ]
 

@@ -25,7 +25,7 @@ def test_products_alone_give_what_the_matrix_gives(held, monkeypatch):
         return minimum_tangent(cost, x, d, change, fixed)
 
     by_matrix = tangent(change)
-    monkeypatch.setattr(_implicit, "_MATRIX", 5)
+    monkeypatch.setattr(_implicit, "_LARGEST_FORMED", 5)
     np.testing.assert_allclose(tangent(change), by_matrix, rtol=1e-4, atol=1e-5)
     v = jnp.sin(x)
     transposed = jax.vjp(tangent, change)[1](v)[0]

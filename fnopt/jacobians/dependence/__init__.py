@@ -1,4 +1,4 @@
-"""Dependence of the outputs of a function on its inputs, derived from its jaxpr."""
+"""Dependence analysis: the inputs on which each output of a jaxpr can depend."""
 
 from __future__ import annotations
 

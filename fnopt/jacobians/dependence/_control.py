@@ -12,69 +12,72 @@ from fnopt.jacobians.dependence._sets import ALL, Sets
 from fnopt.jacobians.dependence._sums import mixed
 from fnopt.programs import Cond, Scan, While, control_view
 
-_UNROLLED = 20_000  # equations; a longer loop is treated as one of unknown length
-_ROUNDS = 32  # iterations to a fixed point; a carry that still changes depends on all inputs
+# Largest number of equations of an unrolled scan, to bound the time of the analysis.
+_UNROLLED = 20_000
+# Largest number of iterations to the fixed point of a loop, to bound the time of the analysis.
+_ROUNDS = 32
 
 Run = Callable[[jex.ClosedJaxpr, list[Entry]], list[Entry]]
-Turn = Callable[[list[Entry]], list[Entry]]
+Iteration = Callable[[list[Entry]], list[Entry]]
 
 
 def branches(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
-    """`lax.cond` and `lax.switch`: the union over the branches."""
-    choice = control_view(eqn)
-    if not isinstance(choice, Cond):
-        return _unknown(sets, eqn, inputs)
+    """`lax.cond` and `lax.switch`: the union over the branches that can run."""
+    cond = control_view(eqn)
+    if not isinstance(cond, Cond):
+        return _fallback(sets, eqn, inputs)
     index, *operands = inputs
-    chosen = [branch.closed for branch in choice.branches]
+    possible = [branch.closed for branch in cond.branches]
     if index.known:
-        chosen = [chosen[min(max(int(index.value()), 0), len(chosen) - 1)]]
-    first, *others = [run(branch, operands) for branch in chosen]
+        possible = [possible[min(max(int(index.value()), 0), len(possible) - 1)]]
+    result, *others = [run(branch, operands) for branch in possible]
     for other in others:
-        first = _joined(sets, first, other)
-    return first
+        result = _unite(sets, result, other)
+    return result
 
 
 def while_loop(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     """`lax.while_loop`: the union over any number of iterations."""
     loop = control_view(eqn)
     if not isinstance(loop, While):
-        return _unknown(sets, eqn, inputs)
+        return _fallback(sets, eqn, inputs)
     _, consts, carry = loop.parts(inputs)
     body = loop.body.closed
-    return _settled(sets, lambda carry: run(body, consts + carry), carry)
+    return _fixed_point(sets, lambda carry: run(body, consts + carry), carry)
 
 
 def scan(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     """`lax.scan`: unrolled if it is short, else the union over any number of iterations."""
     loop = control_view(eqn)
     if not isinstance(loop, Scan):
-        return _unknown(sets, eqn, inputs)
+        return _fallback(sets, eqn, inputs)
     consts, carry, xs = loop.parts(inputs)
     body, length = loop.body.closed, loop.length
 
-    def turn(carry: list[Entry], x: list[Entry]) -> list[Entry]:
+    def iterate(carry: list[Entry], x: list[Entry]) -> list[Entry]:
         return run(body, consts + carry + x)
 
     if not length:
         _, rows = loop.results(eqn.outvars)
         return carry + [Entry(shape_of(v)) for v in rows]
     if length * len(body.jaxpr.eqns) <= _UNROLLED:
-        return _unrolled(turn, carry, xs, length, loop.reverse)
-    any_x = [_any_row(sets, x) for x in xs]
-    carry = _settled(sets, lambda carry: loop.results(turn(carry, any_x))[0], carry)
-    _, ys = loop.results(turn(carry, any_x))
+        return _unroll(iterate, carry, xs, length, loop.reverse)
+    # Each iteration is assumed to read any row of the scanned arrays.
+    any_x = [_row_union(sets, x) for x in xs]
+    carry = _fixed_point(sets, lambda carry: loop.results(iterate(carry, any_x))[0], carry)
+    _, ys = loop.results(iterate(carry, any_x))
     rows = [np.broadcast_to(y.sets, (length, *y.shape)) for y in ys]
     return carry + [dependent(row) for row in rows]
 
 
-def _unknown(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
-    """Fallback for control flow of unknown form: all outputs depend on all inputs."""
+def _fallback(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
+    """Rule for control flow of unknown form: all outputs depend on all inputs."""
     shapes = [shape_of(v) for v in eqn.outvars]
     return [dependent(ids) for ids in mixed(sets, shapes, inputs)]
 
 
-def _unrolled(
-    turn: Callable[[list[Entry], list[Entry]], list[Entry]],
+def _unroll(
+    iterate: Callable[[list[Entry], list[Entry]], list[Entry]],
     carry: list[Entry],
     xs: list[Entry],
     length: int,
@@ -83,8 +86,8 @@ def _unrolled(
     rows: list[list[Entry]] = [[] for _ in range(length)]
     count = len(carry)
     for i in reversed(range(length)) if reverse else range(length):
-        outputs = turn(carry, [_row(x, i) for x in xs])
-        carry, rows[i] = [_forced(c) for c in outputs[:count]], outputs[count:]
+        outputs = iterate(carry, [_row(x, i) for x in xs])
+        carry, rows[i] = [_evaluate(c) for c in outputs[:count]], outputs[count:]
     ys = [dependent(np.stack([y.sets for y in parts])) for parts in zip(*rows, strict=True)]
     return carry + ys
 
@@ -97,31 +100,38 @@ def _row(x: Entry, i: int) -> Entry:
     return Entry(x.shape[1:], source=(DeferredConstant(outputs=[x.value()[i]]), 0))
 
 
-def _forced(entry: Entry) -> Entry:
-    """Evaluate deferred constants of a carry, so that they don't form a long chain."""
+def _evaluate(entry: Entry) -> Entry:
+    """Evaluate a constant scalar of a carry, such as a loop counter; drop the value of an array.
+
+    Otherwise the deferred constants of all iterations would form a long chain.
+    """
     if not entry.known or entry.shape:
         return entry if entry.ids is not None else Entry(entry.shape)
     return Entry((), source=(DeferredConstant(outputs=[entry.value()[()]]), 0))
 
 
-def _any_row(sets: Sets, x: Entry) -> Entry:
+def _row_union(sets: Sets, x: Entry) -> Entry:
+    """Union of all rows of a scanned array, without a value."""
     if x.ids is None:
         return Entry(x.shape[1:])
     return dependent(sets.union_along(x.ids, (0,)))
 
 
-def _settled(sets: Sets, turn: Turn, carry: list[Entry]) -> list[Entry]:
-    """The fixed point of the carry's sets under the body of a loop."""
+def _fixed_point(sets: Sets, iterate: Iteration, carry: list[Entry]) -> list[Entry]:
+    """Iterate the sets of a carry to their fixed point; ALL if there are too many iterations."""
+    # The values of the carry change in every iteration, so they are unknown.
     carry = [entry if entry.ids is not None else Entry(entry.shape) for entry in carry]
     for _ in range(_ROUNDS):
-        following = _joined(sets, carry, turn(carry))
-        if all(map(np.array_equal, (c.sets for c in carry), (f.sets for f in following))):
+        new_carry = _unite(sets, carry, iterate(carry))
+        if all(map(np.array_equal, (c.sets for c in carry), (c.sets for c in new_carry))):
             return carry
-        carry = following
+        carry = new_carry
     return [dependent(np.full(c.shape, ALL, np.int32)) for c in carry]
 
 
-def _joined(sets: Sets, a: list[Entry], b: list[Entry]) -> list[Entry]:
+def _unite(sets: Sets, a: list[Entry], b: list[Entry]) -> list[Entry]:
+    """Unions of the sets of two lists of variables, without values."""
+
     def union(x: Entry, y: Entry) -> Entry:
         if x.ids is None and y.ids is None:
             return Entry(x.shape)

@@ -1,4 +1,4 @@
-"""Abstract interpretation of a linear program by the table of dependence rules."""
+"""Abstract interpretation of a linear jaxpr with sets of inputs in place of numbers."""
 
 from __future__ import annotations
 
@@ -103,21 +103,21 @@ _CONTROL = {"cond": branches, "while": while_loop, "scan": scan}
 
 
 def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarray]]:
-    r"""Compute supersets of the inputs on which each output of a program can depend.
+    r"""Compute, for each output of a program, a set of inputs that contains all its dependences.
 
-    The program is interpreted once, with a set of inputs in place of every number. The outputs of
-    an unknown operation, or of one with an unknown parameter, depend on all its inputs. The values
-    of index arrays and the zeros of matrices are used if they are constants of the program. Writes
-    to mutable arrays (`jax.new_ref`) aren't analyzed, so every output is then assumed to depend on
-    all inputs.
+    The program is interpreted once, with a set of inputs in place of every number. All outputs of
+    an unknown operation, or of an operation with an unknown parameter, depend on all its inputs.
+    The values of index arrays and the zeros of matrices are used if they are constants of the
+    program. Writes to mutable arrays (`jax.new_ref`) aren't analyzed. In a program with such
+    writes, every output is assumed to depend on all inputs.
 
     Args:
-        linear: A program that is linear in its last argument, a vector of shape `[size]`. The
-            other arguments have unknown values.
-        size: The length of that vector.
+        linear: A program that is linear in its last argument, a vector of shape `[size]`, whose
+            elements are the inputs. The other arguments have unknown values.
+        size: The length of this vector.
 
     Returns:
-        The table of sets, and for each output of the program an array of set indices.
+        The table of sets, and an array of set indices for each output of the program.
 
     Example:
         >>> from fnopt.jacobians.dependence import dependence
@@ -129,10 +129,11 @@ def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarra
     sets = Sets(size)
     *others, _ = linear.jaxpr.invars
     inputs = [Entry(shape_of(v)) for v in others] + [dependent(sets.inputs)]
-    with jax.ensure_compile_time_eval():  # also inside an outer trace
+    # Constants must stay concrete if the caller is inside of an outer trace.
+    with jax.ensure_compile_time_eval():
         try:
             return sets, [entry.sets for entry in _run(sets, linear, inputs)]
-        except _WrittenError:
+        except _MutableArrayError:
             return sets, [np.full(shape_of(v), ALL, np.int32) for v in linear.jaxpr.outvars]
 
 
@@ -142,15 +143,15 @@ def _run(sets: Sets, closed: jex.ClosedJaxpr, inputs: list[Entry]) -> list[Entry
 
 
 def _walk(sets: Sets, jaxpr: jex.Jaxpr, consts: list[Entry], inputs: list[Entry]) -> list[Entry]:
-    known: dict[jex.Var, Entry] = dict(zip(jaxpr.constvars, consts, strict=True))
-    known.update(zip(jaxpr.invars, inputs, strict=True))
+    entries: dict[jex.Var, Entry] = dict(zip(jaxpr.constvars, consts, strict=True))
+    entries.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> Entry:
-        return entry_of(atom.val) if isinstance(atom, jex.Literal) else known[atom]
+        return entry_of(atom.val) if isinstance(atom, jex.Literal) else entries[atom]
 
     for eqn in jaxpr.eqns:
         outputs = _outputs(sets, eqn, [read(atom) for atom in eqn.invars])
-        known.update(zip(eqn.outvars, outputs, strict=True))
+        entries.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -161,20 +162,20 @@ def _outputs(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
     if sub is not None:
         return _walk(sets, sub.jaxpr, [entry_of(value) for value in sub.consts], inputs)
     if _writes(eqn):
-        raise _WrittenError
+        raise _MutableArrayError
     name, run = eqn.primitive.name, lambda body, xs: _run(sets, body, xs)
     if name in _CONTROL:
         return _CONTROL[name](sets, run, eqn, inputs)
     rule, shapes = RULES.get(name), [shape_of(v) for v in eqn.outvars]
     if rule is None or not rule.knows(eqn):
         return [dependent(ids) for ids in mixed(sets, shapes, inputs)]
-    found = rule(sets, eqn, inputs, run)
-    assert [ids.shape for ids in found] == shapes, f"{name}: {[ids.shape for ids in found]}"
-    return [dependent(ids) for ids in found]
+    outputs = rule(sets, eqn, inputs, run)
+    assert [ids.shape for ids in outputs] == shapes, f"{name}: {[ids.shape for ids in outputs]}"
+    return [dependent(ids) for ids in outputs]
 
 
-class _WrittenError(Exception):
-    """A value that depends on inputs was written to a mutable array, which can't be analyzed."""
+class _MutableArrayError(Exception):
+    """Raised if a value that depends on inputs is written to a mutable array."""
 
 
 def _writes(eqn: jex.JaxprEqn) -> bool:

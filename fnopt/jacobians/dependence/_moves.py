@@ -1,4 +1,4 @@
-"""Dependence rules of elementwise linear operations and of moves of elements."""
+"""Dependence rules of elementwise operations and of operations that move elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fnopt.jacobians.dependence._sets import EMPTY, Sets
 
 
 def elementwise(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Every output element depends on the input elements at its position."""
+    """Every output element depends on the elements with the same index in all inputs."""
     ids = np.zeros(op.shape, np.int32)
     for entry in inputs:
         if entry.ids is not None:
@@ -20,12 +20,12 @@ def elementwise(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarr
 
 
 def each_by_itself(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Every output has the sets of the input with the same index."""
+    """Operations that return their inputs: output `k` has the sets of input `k`."""
     return [entry.sets for entry in inputs]
 
 
 def mul(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """A product with a constant; elements with a zero constant have no dependence."""
+    """`lax.mul` by a constant; products with a zero constant depend on no input."""
     (ids,) = elementwise(sets, op, inputs)
     for entry in inputs:
         if entry.known:
@@ -34,52 +34,48 @@ def mul(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def select(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.select_n`: the selected case if known, else the union of all cases."""
-    which, *cases = inputs
-    if not which.known:
+    """`lax.select_n`: the selected case if the selector is known, else the union of all cases."""
+    selector, *cases = inputs
+    if not selector.known:
         return elementwise(sets, op, cases)
-    choice = np.broadcast_to(which.value().astype(np.int32), op.shape)
+    index = np.broadcast_to(selector.value().astype(np.int32), op.shape)
     stacked = np.stack([np.broadcast_to(case.sets, op.shape) for case in cases])
-    return [np.take_along_axis(stacked, choice[None], 0)[0]]
+    return [np.take_along_axis(stacked, index[None], 0)[0]]
 
 
 def pad(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.pad`: edges and gaps have the set of the padding value."""
+    """`lax.pad`: new elements have the set of the padding value."""
     config = op.params["padding_config"]
-    mark = padded(np.ones(inputs[0].shape, bool), config, False)
-    moved = padded(inputs[0].sets, config, EMPTY)
-    return [np.where(mark, moved, inputs[1].sets).astype(np.int32)]
+    is_element = pad_array(np.ones(inputs[0].shape, bool), config, False)
+    ids = pad_array(inputs[0].sets, config, EMPTY)
+    return [np.where(is_element, ids, inputs[1].sets).astype(np.int32)]
 
 
-def padded(a: np.ndarray, config: Any, fill: Any) -> np.ndarray:
-    """`lax.pad` in NumPy: low and high edges, which may be negative, and gaps."""
-    for axis, (low, high, gap) in enumerate(config):
-        size = a.shape[axis] + gap * max(a.shape[axis] - 1, 0)
-        widened = np.full(_resized(a, axis, size), fill, a.dtype)
-        widened[_along(axis, slice(None, None, gap + 1))] = a
-        a = widened[_along(axis, slice(max(-low, 0), size - max(-high, 0)))]
+def pad_array(a: np.ndarray, config: Any, fill: Any) -> np.ndarray:
+    """`lax.pad` in NumPy, with negative edge padding and interior padding."""
+    for axis, (low, high, interior) in enumerate(config):
+        size = a.shape[axis] + interior * max(a.shape[axis] - 1, 0)
+        dilated = np.full((*a.shape[:axis], size, *a.shape[axis + 1 :]), fill, a.dtype)
+        dilated[_slice_axis(axis, slice(None, None, interior + 1))] = a
+        a = dilated[_slice_axis(axis, slice(max(-low, 0), size - max(-high, 0)))]
         edges = [(0, 0)] * a.ndim
         edges[axis] = (max(low, 0), max(high, 0))
         a = np.pad(a, edges, constant_values=fill)
     return a
 
 
-def _resized(a: np.ndarray, axis: int, size: int) -> tuple[int, ...]:
-    return (*a.shape[:axis], size, *a.shape[axis + 1 :])
-
-
-def _along(axis: int, part: slice) -> tuple[slice, ...]:
+def _slice_axis(axis: int, part: slice) -> tuple[slice, ...]:
     return (*(slice(None),) * axis, part)
 
 
 def reshape(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.reshape`: the elements in order, after `dimensions` has permuted the axes."""
+    """`lax.reshape`, after a transposition if `dimensions` isn't None."""
     ids, dimensions = inputs[0].sets, op.params["dimensions"]
     return [(ids if dimensions is None else ids.transpose(dimensions)).reshape(op.shape)]
 
 
 def squeeze(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.squeeze`: the elements without some axes of length one."""
+    """`lax.squeeze` and `lax.expand_dims`, which change only axes of length one."""
     return [inputs[0].sets.reshape(op.shape)]
 
 

@@ -1,4 +1,4 @@
-"""Abstract values of variables, and the dependence rules of primitives."""
+"""Abstract values of jaxpr variables, and the class of dependence rules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fnopt.programs import jaxprs
 
 
 class DeferredConstant:
-    """A value that depends on no input, computed when it is first needed.
+    """Outputs of an equation that depend on no input, evaluated when a rule needs their value.
 
     Args:
-        eqn: The equation that computes it; None for a given value.
-        inputs: The constant inputs of the equation.
-        outputs: The values of the equation, after they are computed.
+        eqn: The equation; None for a constant of the program.
+        inputs: The inputs of the equation, each a constant and the index of its output.
+        outputs: The values; None before the evaluation.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class DeferredConstant:
         self.outputs = outputs
 
     def compute(self) -> list[Any]:
-        """Compute the outputs, without recursion, because a chain of constants may be long."""
-        stack = [self]
+        """Evaluate the outputs."""
+        stack = [self]  # instead of recursion, because a chain of constants may be long
         while stack:
             node = stack[-1]
             missing = [source for source, _ in node.inputs if source.outputs is None]
@@ -51,14 +51,14 @@ class DeferredConstant:
 
 
 class Entry(NamedTuple):
-    """A variable: its sets if it depends on inputs; else its value, if known.
+    """Abstract value of a variable: its sets if it depends on inputs, else its value if known.
 
     Attributes:
-        shape: Its shape.
-        ids: The sets; None if it depends on no input.
-        source: The source of its value, if known.
-        parts: For a concatenation of known and unknown parts: the parts, and the axis. Indices of
-            `x[known, unknown]` have this form.
+        shape: The shape of the variable.
+        ids: The sets of the elements; None if the variable depends on no input.
+        source: The constant and the index of its output that is the value; None if unknown.
+        parts: The parts and the axis, if the variable is a concatenation that isn't known as a
+            whole; else None. The index array of `x[known, unknown]` is such a concatenation.
     """
 
     shape: tuple[int, ...]
@@ -68,33 +68,33 @@ class Entry(NamedTuple):
 
     @property
     def sets(self) -> np.ndarray:
-        """The sets; empty sets if it depends on no input."""
+        """The sets of the elements; empty sets if the variable depends on no input."""
         return np.zeros(self.shape, np.int32) if self.ids is None else self.ids
 
     @property
     def known(self) -> bool:
-        """Whether its value is known."""
+        """Whether the value of the variable is known."""
         return self.ids is None and self.source is not None
 
     def partly(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values, and a mask of the known ones."""
+        """The values of the elements, and a mask of the elements whose value is known."""
         if self.known:
             return self.value(), np.ones(self.shape, bool)
         if self.parts is not None:
             parts, axis = self.parts
-            values, known = zip(*(part.partly() for part in parts), strict=True)
-            return np.concatenate(values, axis), np.concatenate(known, axis)
+            values, masks = zip(*(part.partly() for part in parts), strict=True)
+            return np.concatenate(values, axis), np.concatenate(masks, axis)
         return np.zeros(self.shape, np.int32), np.zeros(self.shape, bool)
 
     def value(self) -> np.ndarray:
-        """The value, which must be known."""
+        """The value of the variable, which must be known."""
         assert self.source is not None
         constant, position = self.source
         return np.asarray(constant.compute()[position])
 
 
 def entry_of(value: Any) -> Entry:
-    """Abstract value of a constant of a jaxpr; unknown for an outer tracer."""
+    """Abstract value of a constant of a jaxpr; without a value if it is a tracer of the caller."""
     shape = tuple(np.shape(value))
     if isinstance(value, Tracer):
         return Entry(shape)
@@ -102,12 +102,12 @@ def entry_of(value: Any) -> Entry:
 
 
 def dependent(ids: np.ndarray) -> Entry:
-    """Variable with these sets, `int32` in its shape."""
+    """Abstract value of a variable with the sets `ids`, an int32 array of its shape."""
     return Entry(ids.shape, ids)
 
 
 def outputs_of(eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
-    """Outputs of an equation whose inputs depend on no input of the program."""
+    """Abstract values of the outputs of an equation that depends on no input of the program."""
     shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
     if eqn.effects or not all(entry.known for entry in inputs):
         axis = eqn.params.get("dimension") if eqn.primitive.name == "concatenate" else None
@@ -120,7 +120,7 @@ def outputs_of(eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
 
 Run = Callable[[jex.ClosedJaxpr, list[Entry]], list[Entry]]
 
-# Names of parameters that don't affect dependence.
+# Parameters of primitives that don't affect dependence.
 _HARMLESS = frozenset(
     ("sharding", "out_sharding", "precision", "preferred_element_type", "accuracy")
 )
@@ -130,15 +130,13 @@ class Operation(NamedTuple):
     """The parts of an equation that a rule may read.
 
     Attributes:
-        params: The declared parameters of the rule.
+        params: The parameters that the rule declares in `reads`.
         shapes: The shapes of the outputs.
-        given: The shapes and dtypes of the inputs.
-        run: Function that interprets another program with these inputs.
+        run: Function that interprets another program from abstract values of its inputs.
     """
 
     params: dict[str, Any]
     shapes: list[tuple[int, ...]]
-    given: list[Any]
     run: Run
 
     @property
@@ -151,17 +149,18 @@ Derive = Callable[[Sets, Operation, list[Entry]], list[np.ndarray]]
 
 
 class DependenceRule(NamedTuple):
-    """The rule of a primitive: the sets of its outputs from those of its inputs.
+    """Rule of a primitive: it computes the sets of the outputs from the sets of the inputs.
 
-    JAX adds parameters to its primitives. A rule that doesn't know a parameter may silently lose
-    entries, as happened with `dimensions` of a reshape. A rule therefore applies only to equations
-    all of whose parameters it reads or ignores; the outputs of other equations depend on all their
-    inputs. Parameters that are None are disregarded.
+    JAX adds parameters to its primitives. A rule that ignores an unknown parameter may silently
+    lose entries, as happened with the parameter `dimensions` of a reshape. A rule therefore
+    declares all parameters that it reads, and all parameters without effect on dependence. The rule
+    doesn't apply to an equation with another parameter that isn't None; all outputs of the equation
+    then depend on all inputs.
 
     Attributes:
-        derive: The sets of the outputs, for sets of the inputs.
-        reads: The parameters that it uses; an equation must have them.
-        ignores: The parameters that don't matter.
+        derive: The function that computes the sets of the outputs.
+        reads: The parameters that `derive` uses; an equation must have them.
+        ignores: The parameters that don't affect dependence.
     """
 
     derive: Derive
@@ -170,24 +169,23 @@ class DependenceRule(NamedTuple):
 
     def knows(self, eqn: jex.JaxprEqn) -> bool:
         """Whether the rule supports all parameters of an equation."""
-        rest = eqn.params.keys() - self.reads - self.ignores
-        return self.reads <= eqn.params.keys() and all(eqn.params[k] is None for k in rest)
+        unknown = eqn.params.keys() - self.reads - self.ignores
+        return self.reads <= eqn.params.keys() and all(eqn.params[k] is None for k in unknown)
 
     def __call__(
         self, sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry], run: Run
     ) -> list[np.ndarray]:
-        """The sets of the outputs of an equation that the rule supports."""
+        """Compute the sets of the outputs of an equation that the rule supports."""
         params = {name: eqn.params[name] for name in self.reads}
-        given = [v.aval for v in eqn.invars]
-        operation = Operation(params, [shape_of(v) for v in eqn.outvars], given, run)
+        operation = Operation(params, [shape_of(v) for v in eqn.outvars], run)
         return self.derive(sets, operation, inputs)
 
 
 def rule(derive: Derive, reads: str = "", ignores: str = "") -> DependenceRule:
-    """Make a rule; names of parameters are separated by spaces."""
+    """Make a rule from a function, and names of parameters separated by spaces."""
     return DependenceRule(derive, frozenset(reads.split()), _HARMLESS.union(ignores.split()))
 
 
 def shape_of(variable: Any) -> tuple[int, ...]:
-    """Shape of a variable; `()` for a token."""
+    """Shape of a jaxpr variable; `()` for a token, which has no shape."""
     return tuple(getattr(variable.aval, "shape", ()))

@@ -1,4 +1,4 @@
-"""Dependence rules of `BCOO` and `BCSR` of `jax.experimental.sparse`."""
+"""Dependence rules of the sparse arrays `BCOO` and `BCSR` of JAX."""
 
 from __future__ import annotations
 
@@ -18,52 +18,55 @@ from fnopt.numerics import per_row
 
 
 def bcoo_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`BCOO @ array`, from the entries of the matrix."""
+    """`BCOO @ array`: sums over the entries of the matrix."""
     data, indices, right = inputs
-    places = _places(data, indices, op.params["lhs_spinfo"].shape)
-    return mixed(sets, op.shapes, inputs) if places is None else _product(op, places, data, right)
+    entries = _bcoo_indices(data, indices, op.params["lhs_spinfo"].shape)
+    return mixed(sets, op.shapes, inputs) if entries is None else _product(op, entries, data, right)
 
 
 def bcsr_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`BCSR @ array`, from the entries of the matrix."""
+    """`BCSR @ array`: sums over the entries of the matrix."""
     data, columns, starts, right = inputs
-    places = _places_of_rows(data, columns, starts, op.params["lhs_spinfo"].shape)
-    return mixed(sets, op.shapes, inputs) if places is None else _product(op, places, data, right)
+    entries = _bcsr_indices(data, columns, starts, op.params["lhs_spinfo"].shape)
+    return mixed(sets, op.shapes, inputs) if entries is None else _product(op, entries, data, right)
 
 
 def bcoo_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """`BCOO.todense()`."""
     data, indices = inputs
-    places = _places(data, indices, op.shape)
-    return mixed(sets, op.shapes, inputs) if places is None else _dense(op, places, data)
+    entries = _bcoo_indices(data, indices, op.shape)
+    return mixed(sets, op.shapes, inputs) if entries is None else _dense(op, entries, data)
 
 
 def bcsr_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """`BCSR.todense()`."""
     data, columns, starts = inputs
-    places = _places_of_rows(data, columns, starts, op.shape)
-    return mixed(sets, op.shapes, inputs) if places is None else _dense(op, places, data)
+    entries = _bcsr_indices(data, columns, starts, op.shape)
+    return mixed(sets, op.shapes, inputs) if entries is None else _dense(op, entries, data)
 
 
-def _places(data: Entry, indices: Entry, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The indices of the entries of a BCOO array, `[entries, axes]`; None if unknown."""
+def _bcoo_indices(data: Entry, indices: Entry, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Indices `[entries, axes]` of the entries of a BCOO array; None if they are unknown.
+
+    None also stands for an array whose entries are arrays (with dense axes) instead of numbers.
+    """
     batch = len(indices.shape) - 2
-    is_number = len(data.shape) == batch + 1 and batch + indices.shape[-1] == len(shape)
-    return _by_batch(indices.value(), data, shape) if indices.known and is_number else None
+    are_numbers = len(data.shape) == batch + 1 and batch + indices.shape[-1] == len(shape)
+    return _add_batch_axes(indices.value(), data, shape) if indices.known and are_numbers else None
 
 
-def _places_of_rows(
+def _bcsr_indices(
     data: Entry, columns: Entry, starts: Entry, shape: tuple[int, ...]
 ) -> np.ndarray | None:
-    """The indices of the entries of a BCSR array, `[entries, axes]`; None if unknown."""
-    is_number = data.shape == columns.shape and len(columns.shape) + 1 == len(shape)
-    if not (columns.known and starts.known and is_number):
+    """Indices `[entries, axes]` of the entries of a BCSR array; None as in `_bcoo_indices`."""
+    are_numbers = data.shape == columns.shape and len(columns.shape) + 1 == len(shape)
+    if not (columns.known and starts.known and are_numbers):
         return None
-    return _by_batch(_of_rows(columns.value(), starts.value()), data, shape)
+    return _add_batch_axes(_row_and_column(columns.value(), starts.value()), data, shape)
 
 
-def _of_rows(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The indices `[..., entries, 2]` of a BCSR array; out of bounds for padding."""
+def _row_and_column(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Indices `[..., entries, 2]` of a BCSR array; the row is out of bounds for padding."""
     batch = columns.shape[:-1]
     starts = np.broadcast_to(starts, (*batch, starts.shape[-1])).reshape(-1, starts.shape[-1])
     entries = np.arange(columns.shape[-1])
@@ -71,57 +74,57 @@ def _of_rows(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return np.stack([np.reshape(rows, columns.shape), columns], axis=-1)
 
 
-def _by_batch(indices: np.ndarray, data: Entry, shape: tuple[int, ...]) -> np.ndarray:
-    """The indices of all entries along all axes, batch axes included: `[all entries, axes]`."""
+def _add_batch_axes(indices: np.ndarray, data: Entry, shape: tuple[int, ...]) -> np.ndarray:
+    """Indices `[entries, axes]` along all axes from indices `[*batch, n, sparse axes]`."""
     batch = shape[: indices.ndim - 2]
     entries = data.shape[-1]
-    found = np.broadcast_to(indices, (*batch, entries, indices.shape[-1]))
-    places = np.indices((*batch, entries))[: len(batch)]
-    both = [*places, *np.moveaxis(found, -1, 0)]
-    return np.stack([np.reshape(axis, -1) for axis in both], axis=-1)
+    # Batch axes of the index array may have length 1.
+    sparse = np.broadcast_to(indices, (*batch, entries, indices.shape[-1]))
+    batch_indices = np.indices((*batch, entries))[: len(batch)]
+    axes = [*batch_indices, *np.moveaxis(sparse, -1, 0)]
+    return np.stack([np.reshape(axis, -1) for axis in axes], axis=-1)
 
 
 def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> list[np.ndarray]:
-    """A product, from the indices of the entries."""
-    (contracted, others_contracted), (batch, others_batch) = op.params["dimension_numbers"]
+    """Sets of a product: an equivalent gather and scatter-add is traced and interpreted."""
+    (contracted, right_contracted), (batch, right_batch) = op.params["dimension_numbers"]
     shape = op.params["lhs_spinfo"].shape
     free = [k for k in range(len(shape)) if k not in (*batch, *contracted)]
-    inside = np.all(indices < np.asarray(shape), axis=1)
-    met = tuple(indices[inside][:, k] for k in (*batch, *contracted))
-    kept = tuple(indices[inside][:, k] for k in (*batch, *free))
+    inside = np.all(indices < np.asarray(shape), axis=1)  # padding is out of bounds
+    sources = tuple(indices[inside][:, k] for k in (*batch, *contracted))
+    targets = tuple(indices[inside][:, k] for k in (*batch, *free))
 
     def product(data: jax.Array, right: jax.Array) -> jax.Array:
-        """The product with a sparse matrix, entry by entry."""
-        right = jnp.moveaxis(right, (*others_batch, *others_contracted), range(len(met)))
-        rows = right[met] if met else jnp.broadcast_to(right, (inside.sum(), *right.shape))
-        entries = _in_order(data, indices, shape)[inside]
+        right = jnp.moveaxis(right, (*right_batch, *right_contracted), range(len(sources)))
+        rows = right[sources] if sources else jnp.broadcast_to(right, (inside.sum(), *right.shape))
+        entries = _entry_values(data, indices, shape)[inside]
         terms = per_row(entries, rows).astype(rows.dtype) * rows
-        if not kept:
+        if not targets:
             return jnp.sum(terms, 0)
-        return jnp.zeros(op.shape, rows.dtype).at[kept].add(terms)
+        return jnp.zeros(op.shape, rows.dtype).at[targets].add(terms)
 
-    return _walked(op, product, [data, right])
+    return _interpret(op, product, [data, right])
 
 
 def _dense(op: Operation, indices: np.ndarray, data: Entry) -> list[np.ndarray]:
-    """The dense array from the entries."""
+    """Sets of a dense array: an equivalent scatter-add is traced and interpreted."""
 
     def dense(data: jax.Array) -> jax.Array:
-        entries = _in_order(data, indices, op.shape)
+        entries = _entry_values(data, indices, op.shape)
         return jnp.zeros(op.shape, data.dtype).at[tuple(indices.T)].add(entries, mode="drop")
 
-    return _walked(op, dense, [data])
+    return _interpret(op, dense, [data])
 
 
-def _in_order(data: jax.Array, indices: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-    """The entries, sorted by their indices; batch axes may have length 1."""
+def _entry_values(data: jax.Array, indices: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+    """Values of the entries in the order of `indices`; batch axes of `data` may have length 1."""
     batch = shape[: data.ndim - 1]
     entries = indices.shape[0] // max(math.prod(batch), 1)
     return jnp.broadcast_to(data, (*batch, entries)).reshape(-1)
 
 
-def _walked(op: Operation, fn: Callable[..., Any], inputs: list[Entry]) -> list[np.ndarray]:
-    """The sets of the outputs of an equation, from an equivalent function."""
-    given = [jax.ShapeDtypeStruct(entry.shape, jnp.float32) for entry in inputs]
-    program: jex.ClosedJaxpr = jax.make_jaxpr(fn)(*given)
+def _interpret(op: Operation, fn: Callable[..., Any], inputs: list[Entry]) -> list[np.ndarray]:
+    """Sets of the outputs of a function that is equivalent to an equation."""
+    args = [jax.ShapeDtypeStruct(entry.shape, jnp.float32) for entry in inputs]
+    program: jex.ClosedJaxpr = jax.make_jaxpr(fn)(*args)
     return [entry.sets for entry in op.run(program, inputs)]

@@ -1,4 +1,4 @@
-"""Dependence rules of sums: reductions, windows, products of matrices, linear solves."""
+"""Dependence rules of reductions, windows, convolutions, matrix products and linear solves."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.jacobians.dependence._moves import padded
+from fnopt.jacobians.dependence._moves import pad_array
 from fnopt.jacobians.dependence._rule import Entry, Operation
 from fnopt.jacobians.dependence._sets import EMPTY, Sets
 
-_MOST_PRODUCTS = 2**25  # above, zeros of a known matrix are ignored
+# Largest number of products for which the zeros of a known matrix are used, to bound the memory.
+_MOST_PRODUCTS = 2**25
 
 
 def mixed(sets: Sets, shapes: list[tuple[int, ...]], inputs: list[Entry]) -> list[np.ndarray]:
-    """The fallback rule: each output depends on everything on which any input depends."""
+    """Fallback rule: every element of the outputs has the union of all sets of the inputs."""
     parts = [entry.ids.ravel() for entry in inputs if entry.ids is not None]
     union = sets.union_along(np.concatenate(parts)[None], (1,))[0]
     return [np.broadcast_to(union, shape) for shape in shapes]
 
 
 def reduce_sum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Reductions along axes."""
+    """`lax.reduce_sum`: the union along the reduced axes."""
     return [sets.union_along(inputs[0].sets, op.params["axes"])]
 
 
 def cumsum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Cumulative sums along an axis, in a logarithmic number of unions."""
-    return [cumulated(sets, inputs[0].sets, op.params["axis"], op.params["reverse"])]
+    """`lax.cumsum`: cumulative unions along an axis."""
+    return [cumulative_union(sets, inputs[0].sets, op.params["axis"], op.params["reverse"])]
 
 
-def cumulated(sets: Sets, ids: np.ndarray, axis: int, backwards: bool) -> np.ndarray:
-    """Cumulative unions along an axis, forward or backward."""
+def cumulative_union(sets: Sets, ids: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
+    """Cumulative unions along an axis, from the first element or from the last."""
     ids = np.moveaxis(ids, axis, 0)
-    ids = (ids[::-1] if backwards else ids).copy()
+    ids = (ids[::-1] if reverse else ids).copy()
+    # After each round, an element contains the union of twice as many elements before it.
     step = 1
     while step < ids.shape[0]:
         ids[step:] = sets.union(ids[step:], ids[:-step])
         step *= 2
-    return np.moveaxis(ids[::-1] if backwards else ids, 0, axis)
+    return np.moveaxis(ids[::-1] if reverse else ids, 0, axis)
 
 
 def fft(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.fft`: the union over the last axes."""
+    """`lax.fft`: the union along the transformed axes, which are the last ones."""
     axes = len(op.params["fft_lengths"])
     ids = inputs[0].sets
     union = sets.union_along(ids, tuple(range(ids.ndim - axes, ids.ndim)))
@@ -52,10 +54,10 @@ def fft(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.dot_general`, by the nonzero entries of a factor if it is known.
+    """`lax.dot_general`: the union over the contracted axes, without zeros of a known factor.
 
-    In the linear program of a derivative one factor is constant; inside a solver both may
-    depend on the inputs.
+    In a linear program, one factor depends on no input. Inside a solver, both factors may depend
+    on inputs.
     """
     (contract_a, contract_b), (batch_a, batch_b) = op.params["dimension_numbers"]
     left, right = inputs
@@ -63,34 +65,36 @@ def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarr
         rows = sets.union_along(_as_matrices(left.ids, batch_a, contract_a), (2,))
         columns = sets.union_along(_as_matrices(right.ids, batch_b, contract_b), (2,))
         return [sets.union(rows[:, :, None], columns[:, None, :]).reshape(op.shape)]
-    swapped = left.ids is None
-    if swapped:
+    is_swapped = left.ids is None
+    if is_swapped:
         left, right = right, left
         contract_a, contract_b, batch_a, batch_b = contract_b, contract_a, batch_b, batch_a
     A = _as_matrices(left.sets, batch_a, contract_a)  # [batch, rows, contracted]
-    B, columns = _nonzero(right, batch_b, contract_b)
-    found = _product(sets, A, B, columns)  # [batch, rows, columns]
-    if swapped:
-        found = found.transpose(0, 2, 1)
-    return [found.reshape(op.shape)]
+    B, columns = _nonzero_mask(right, batch_b, contract_b)
+    product = _product(sets, A, B, columns)  # [batch, rows, columns]
+    if is_swapped:
+        product = product.transpose(0, 2, 1)
+    return [product.reshape(op.shape)]
 
 
-def _nonzero(
+def _nonzero_mask(
     entry: Entry, batch: tuple[int, ...], contract: tuple[int, ...]
 ) -> tuple[np.ndarray | None, int]:
-    """The nonzero entries of a matrix, `[batch, columns, contracted]`; its number of columns."""
+    """Mask `[batch, columns, contracted]` of nonzeros (None if unknown); the number of columns."""
     free = set(range(len(entry.shape))) - {*batch, *contract}
     columns = math.prod(entry.shape[k] for k in free)
     return (_as_matrices(entry.value() != 0, batch, contract) if entry.known else None), columns
 
 
 def _as_matrices(a: np.ndarray, batch: tuple[int, ...], contract: tuple[int, ...]) -> np.ndarray:
+    """Transpose and reshape an array to `[batch, free, contracted]`."""
     free = [k for k in range(a.ndim) if k not in {*batch, *contract}]
     shape = [math.prod(a.shape[k] for k in axes) for axes in (batch, free, contract)]
     return a.transpose(*batch, *free, *contract).reshape(shape)
 
 
 def _product(sets: Sets, A: np.ndarray, B: np.ndarray | None, columns: int) -> np.ndarray:
+    """Unions `[batch, rows, columns]` of the sets `A` over the contracted axis, masked by `B`."""
     batch, rows, _ = A.shape
     if B is None or B.all() or np.count_nonzero(B) * rows > _MOST_PRODUCTS:
         union = sets.union_along(A, (2,))
@@ -98,22 +102,23 @@ def _product(sets: Sets, A: np.ndarray, B: np.ndarray | None, columns: int) -> n
     b, column, k = np.nonzero(B)
     ids = A[b, :, k]  # [nonzeros, rows]
     groups = (b[:, None] * rows + np.arange(rows)) * columns + column[:, None]
-    found = sets.gather(groups.ravel(), ids.ravel(), batch * rows * columns)
-    return found.reshape(batch, rows, columns)
+    product = sets.gather(groups.ravel(), ids.ravel(), batch * rows * columns)
+    return product.reshape(batch, rows, columns)
 
 
 def triangular_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`triangular_solve`: forward or backward substitution for every right-hand side."""
+    """`triangular_solve`: cumulative unions, as in forward or backward substitution."""
     p, (matrix, right) = op.params, inputs
     if matrix.ids is not None:
         return mixed(sets, op.shapes, inputs)
     left = p["left_side"]
     forward = (p["lower"] != p["transpose_a"]) == left
-    return [cumulated(sets, right.sets, right.sets.ndim - (2 if left else 1), not forward)]
+    axis = right.sets.ndim - (2 if left else 1)
+    return [cumulative_union(sets, right.sets, axis, not forward)]
 
 
 def tridiagonal_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`tridiagonal_solve`: each right-hand side separately."""
+    """`tridiagonal_solve`: the union over each right-hand side."""
     *diagonals, right = inputs
     if any(entry.ids is not None for entry in diagonals):
         return mixed(sets, op.shapes, inputs)
@@ -123,21 +128,22 @@ def tridiagonal_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np
 
 
 def linear_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.custom_linear_solve`: the dependence of its program for the solution."""
+    """`lax.custom_linear_solve`: the dependence in the program that computes the solution."""
     lengths, solve = op.params["const_lengths"], op.params["jaxprs"].solve
     count = sum(lengths)
-    before = lengths.matvec + lengths.vecmat
-    consts, right = inputs[before : before + lengths.solve], inputs[count:]
+    # The constants of the programs are in the order matvec, vecmat, solve, transposed solve.
+    start = lengths.matvec + lengths.vecmat
+    consts, right = inputs[start : start + lengths.solve], inputs[count:]
     if any(entry.ids is not None for entry in inputs[:count]):
         return mixed(sets, op.shapes, inputs)
     return [entry.sets for entry in op.run(solve, consts + right)]
 
 
 def conv(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """A convolution with a kernel: windows of all channels of a group."""
+    """Convolution: the union over a window of the image, and over all channels of a group."""
     p, (image, kernel) = op.params, inputs
     if image.ids is None:
-        return [_by_kernel(sets, op, kernel.sets)]
+        return [_kernel_dependence(sets, op, kernel.sets)]
     if kernel.ids is not None or p["batch_group_count"] != 1:
         return mixed(sets, op.shapes, inputs)
     numbers, groups = p["dimension_numbers"], p["feature_group_count"]
@@ -146,18 +152,18 @@ def conv(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     nonzero = np.ones(size, bool)
     if kernel.known:
         nonzero = np.any(kernel.value().transpose(numbers.rhs_spec) != 0, axis=(0, 1))
-    ids = padded(ids, [(0, 0, 0)] * 2 + _edges(p["padding"], p["lhs_dilation"]), EMPTY)
+    ids = pad_array(ids, [(0, 0, 0)] * 2 + _edges(p["padding"], p["lhs_dilation"]), EMPTY)
     windows = _windows(ids, size, p["window_strides"], p["rhs_dilation"])[nonzero.ravel()]
     channels = kernel.shape[numbers.rhs_spec[0]]
     per_group = ids.shape[1] // groups
     grouped = windows.reshape(len(windows), ids.shape[0], groups, per_group, *windows.shape[3:])
-    found = sets.union_along(grouped, (0, 3))
-    found = np.repeat(found, channels // groups, axis=1)
-    return [found.transpose(np.argsort(numbers.out_spec))]
+    union = sets.union_along(grouped, (0, 3))  # [batch, groups, *space]
+    union = np.repeat(union, channels // groups, axis=1)
+    return [union.transpose(np.argsort(numbers.out_spec))]
 
 
-def _by_kernel(sets: Sets, op: Operation, ids: np.ndarray) -> np.ndarray:
-    """Dependence on the kernel: every output channel depends on all of its filter."""
+def _kernel_dependence(sets: Sets, op: Operation, ids: np.ndarray) -> np.ndarray:
+    """Dependence on the kernel: an output channel depends on all elements of its filter."""
     numbers = op.params["dimension_numbers"]
     ids = ids.transpose(numbers.rhs_spec)  # [channels, channels of the image, *space]
     shape = [1] * len(op.shape)
@@ -167,25 +173,25 @@ def _by_kernel(sets: Sets, op: Operation, ids: np.ndarray) -> np.ndarray:
 
 
 def window_sum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Sums or maxima over windows: the union over each window."""
+    """Sums or maxima over windows: the union over each window of the first input."""
     p = op.params
     if any(entry.ids is not None for entry in inputs[1:]):
         return mixed(sets, op.shapes, inputs)
-    ids = padded(inputs[0].sets, _edges(p["padding"], p["base_dilation"]), EMPTY)[None, None]
+    ids = pad_array(inputs[0].sets, _edges(p["padding"], p["base_dilation"]), EMPTY)[None, None]
     size = p["window_dimensions"]
     windows = _windows(ids, size, p["window_strides"], p["window_dilation"])
     return [sets.union_along(windows, (0,))[0, 0]]
 
 
 def window_scatter(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Transpose of a maximum over windows: a source goes to one element of its window."""
+    """Transpose of a maximum over windows: each window may add its source to any element."""
     p, (source, operand) = op.params, inputs
     if operand.ids is not None:
         return mixed(sets, op.shapes, inputs)
-    places = np.arange(math.prod(op.shape)).reshape(op.shape)
-    places = padded(places, [(low, high, 0) for low, high in p["padding"]], -1)
-    ones = (1,) * places.ndim
-    windows = _windows(places[None, None], p["window_dimensions"], p["window_strides"], ones)
+    indices = np.arange(math.prod(op.shape)).reshape(op.shape)
+    indices = pad_array(indices, [(low, high, 0) for low, high in p["padding"]], -1)
+    ones = (1,) * indices.ndim
+    windows = _windows(indices[None, None], p["window_dimensions"], p["window_strides"], ones)
     targets = windows[:, 0, 0]
     sources = np.broadcast_to(source.sets, targets.shape)
     inside = targets >= 0
@@ -197,14 +203,18 @@ def _edges(padding: Any, dilation: Any) -> list[tuple[int, int, int]]:
 
 
 def _windows(ids: np.ndarray, size: Any, strides: Any, dilation: Any) -> np.ndarray:
-    """Set indices at each window position, from `[a, b, *space]`: `[positions, a, b, *moves]`."""
-    reach = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
-    moves = [
-        max((n - k) // s + 1, 0) for n, k, s in zip(ids.shape[2:], reach, strides, strict=True)
+    """Extract all windows of an array `[a, b, *space]`.
+
+    The result has shape `[elements, a, b, *windows]`: for each element of a window, the values of
+    this element in all windows.
+    """
+    extent = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
+    counts = [
+        max((n - k) // s + 1, 0) for n, k, s in zip(ids.shape[2:], extent, strides, strict=True)
     ]
-    seen = []
-    for place in itertools.product(*map(range, size)):
-        along = zip(place, dilation, strides, moves, strict=True)
-        parts = [slice(i * d, i * d + max((n - 1) * s + 1, 0), s) for i, d, s, n in along]
-        seen.append(ids[(slice(None), slice(None), *parts)])
-    return np.stack(seen)
+    elements = []
+    for index in itertools.product(*map(range, size)):
+        axes = zip(index, dilation, strides, counts, strict=True)
+        parts = [slice(i * d, i * d + max((n - 1) * s + 1, 0), s) for i, d, s, n in axes]
+        elements.append(ids[(slice(None), slice(None), *parts)])
+    return np.stack(elements)

@@ -26,10 +26,10 @@ from fnopt.programs import TracedFunction, is_eager, jit_copy, trace_function
 from fnopt.residuals import (
     ExampleResiduals,
     FreeJacobian,
-    are_in_a_row,
     charted,
     example_residuals,
     free_jacobian,
+    is_number_list,
     joined_function,
     param_shapes,
 )
@@ -87,7 +87,7 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
                 "(params, example, *args) if there is a batch. Pass the arguments after params "
                 "in this order: args=(data, ...)."
             ) from error
-        if are_in_a_row(params):
+        if is_number_list(params):
             kind = type(params).__name__
             error.add_note(
                 f"params are a {kind} of numbers, and with constraints each number is a leaf, so "

@@ -1,4 +1,4 @@
-"""Fit curves to data, one fit or many at once, with covariances, intervals and bands."""
+"""Curve fits of one or many data sets, with covariances, confidence intervals and bands."""
 
 from __future__ import annotations
 

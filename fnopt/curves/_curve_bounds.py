@@ -1,4 +1,4 @@
-"""Bounds of a curve fit, in SciPy's or lmfit's form."""
+"""Conversion and checks of the bounds of a curve fit, in SciPy's or lmfit's form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Bounds = tuple[Any, Any]
 
 
 def bounds_by_name(bounds: Any, params: Any) -> Any:
-    """Convert a dict of bounds, `{"a": (0, 1)}`, to a pair of trees like the params."""
+    """Convert a dict of bounds, `{"a": (0, 1)}`, to a pair of dicts; return others unchanged."""
     if _is_pair(bounds) and isinstance(params, OrderedDict):
         return tuple(_ordered_like(side, params) for side in bounds)
     if not isinstance(bounds, dict):
@@ -39,14 +39,15 @@ def bounds_by_name(bounds: Any, params: Any) -> Any:
 
 
 def _ordered_like(side: Any, params: Any) -> Any:
-    """Return one side of the bounds, in the order of the params."""
+    """Order one side of the bounds like the params."""
+    # JAX sorts the keys of a dict but not of an OrderedDict, so the trees would not match.
     if isinstance(params, OrderedDict) and isinstance(side, dict) and set(side) == set(params):
         return OrderedDict((name, side[name]) for name in params)
     return side
 
 
 def bounds_as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
-    """Convert bounds keyed by name to a pair of lists in the order of the names."""
+    """Convert bounds keyed by name to a pair of arrays in the order of the names."""
     if _is_pair(bounds) and all(isinstance(s, dict) and set(s) == set(names) for s in bounds):
         bounds = {name: (bounds[0][name], bounds[1][name]) for name in names}
     if not isinstance(bounds, dict):
@@ -64,35 +65,35 @@ def checked_bounds(bounds: Any) -> Bounds | None:
     bounds = bounds_pair(bounds, "curve_fit: ")
     if all(map(_is_pair, bounds)) and any(_is_crossed(pair) for pair in zip(*bounds, strict=True)):
         raise ValueError(
-            f"curve_fit: bounds = {bounds!r} has a lower bound that isn't below its upper "
-            "one, expected (lower, upper). To convert one pair per param, use "
+            f"curve_fit: bounds = {bounds!r} has a lower bound that isn't below its upper bound, "
+            "expected a pair (lower, upper). To convert one pair per param, use "
             "tuple(zip(*bounds))."
         )
     lower, upper = (_as_array(side) for side in bounds)
     leaves = jax.tree.leaves((lower, upper))
-    known = not any(isinstance(leaf, Tracer) for leaf in leaves)
-    is_infinite = known and all(np.all(np.isinf(np.asarray(leaf, float))) for leaf in leaves)
+    is_concrete = not any(isinstance(leaf, Tracer) for leaf in leaves)
+    is_infinite = is_concrete and all(np.all(np.isinf(np.asarray(leaf, float))) for leaf in leaves)
     return None if is_infinite else (lower, upper)
 
 
-def spread(bounds: Bounds, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Broadcast bounds to one number for each param."""
+def broadcast_bounds(bounds: Bounds, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Broadcast lower and upper bounds to the shape of the initial guess."""
     try:
         sides = (jnp.broadcast_to(jnp.asarray(s, start.dtype), start.shape) for s in bounds)
         lower, upper = sides
     except ValueError:
         raise ValueError(
-            f"curve_fit: bounds have shapes {[jnp.shape(side) for side in bounds]}, expected one "
-            f"number for each of the {start.size} params of f."
+            f"curve_fit: bounds have shapes {[jnp.shape(side) for side in bounds]}, expected "
+            f"{start.shape}, one number for each param of f."
         ) from None
     return lower, upper
 
 
 def bounds_of_numbers(bounds: Any, start: jax.Array, names: tuple[str, ...]) -> Bounds | None:
-    """Check the bounds of a vector of params and its initial guess; errors name the params."""
+    """Check the bounds and the initial guess of a vector of params; None without finite bounds."""
     box = checked_bounds(bounds_as_lists(bounds, names))
     if box is not None:
-        check_bounds(*spread(box, start), start, lambda i: names[i[0]], "curve_fit: ")
+        check_bounds(*broadcast_bounds(box, start), start, lambda i: names[i[0]], "curve_fit: ")
     return box
 
 
@@ -102,21 +103,23 @@ def _is_pair(side: Any) -> bool:
 
 def _is_crossed(pair: tuple[Any, Any]) -> bool:
     lower, upper = pair
-    known = not isinstance(lower, Tracer) and not isinstance(upper, Tracer)
-    return known and lower is not None and upper is not None and not np.all(lower < upper)
+    if lower is None or upper is None or isinstance(lower, Tracer) or isinstance(upper, Tracer):
+        return False
+    return not np.all(lower < upper)
 
 
 def _as_array(side: Any) -> Any:
-    """Convert one side of the bounds to an array if it is a list or tuple of numbers."""
+    """Convert a list or tuple of numbers to an array; return others unchanged."""
     return jnp.asarray(side, default_float()) if is_numbers(side) and not is_scalar(side) else side
 
 
 def is_numbers(p0: Any) -> bool:
-    """Whether `p0` is a list, tuple or vector of numbers, as in SciPy."""
+    """Whether `p0` is a number, or a list, tuple or vector of numbers, as in SciPy."""
     if isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
         return all(map(is_scalar, p0))
     return is_scalar(p0) or getattr(p0, "ndim", None) == 1
 
 
 def is_scalar(v: Any) -> bool:
+    """Whether a value is a Python number or an array without axes."""
     return isinstance(v, (int, float)) or getattr(v, "ndim", None) == 0

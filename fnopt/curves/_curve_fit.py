@@ -1,4 +1,4 @@
-"""Curve fits with SciPy's arguments."""
+"""Curve fit with the arguments of `scipy.optimize.curve_fit`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fnopt.curves._curve_data import (
     without_nan,
 )
 from fnopt.curves._curve_options import CurveFitOptions, Numbers, check_method, read_keywords
-from fnopt.curves._curve_start import as_numbers, is_model, numbers_noted, start_of
+from fnopt.curves._curve_start import as_numbers, is_model, note_scalar_params, start_of
 from fnopt.curves._failures import OptimizeWarning, report_failures
 from fnopt.curves._fit import Fit
 from fnopt.curves._residuals import (
     LIKELIHOODS,
-    as_wide_as,
     boxed,
+    broadcast_data,
     call_model,
     check_enough,
     curve_residuals,
@@ -101,72 +101,74 @@ def curve_fit(
     starts: int = 1,
     **scipy_options: Any,
 ) -> Any:
-    r"""Fit a function to data, as `scipy.optimize.curve_fit`, with a report, bands and a plot.
+    r"""Fit a function to data by least squares, with the arguments of `scipy.optimize.curve_fit`.
 
     .. math:: \min_p \sum_i \left( \frac{f(x_i, p) - y_i}{\sigma_i} \right)^2, \qquad
         C = s^2 (J^T J)^{-1}
 
-    `fit = curve_fit(f, x, y)` is a :class:`fnopt.curves.Fit`: `print(fit)`, `fit.params`,
-    `fit.standard_errors`, `fit.predict_band(x)`, `fit.plot()`. `popt, pcov = fit` unpacks SciPy's
-    pair in the order of `fit.names`, which is the order of the arguments of `f`. JAX computes exact
-    derivatives, so `jac` isn't needed. Under `jax.jit` and `jax.vmap` a fit can't raise an error:
-    check `fit.converged`.
+    The result `fit = curve_fit(f, x, y)` has a report (`print(fit)`), `fit.params`,
+    `fit.standard_errors`, `fit.predict_band(x)` and `fit.plot()`. `popt, pcov = fit` unpacks
+    SciPy's pair in the order of `fit.names`, which is the order of the arguments of `f`. JAX
+    computes exact derivatives, so `jac` isn't needed. Under `jax.jit` and `jax.vmap`, a failed fit
+    can't raise an error, so check `fit.converged`.
 
     Args:
-        f: The model, `f(x, a, b, ...)`, written with `jax.numpy`, or one of
+        f: The model, `f(x, a, b, ...)`, written with `jax.numpy`, or a model of
             :mod:`fnopt.models`. It returns an array of the shape of `ydata`.
-        xdata: The positions of the data: an array, or any other argument for `f`. Lists and tuples
-            of numbers become arrays.
+        xdata: The positions of the data: an array, or any other first argument of `f`. Lists and
+            tuples of numbers are converted to arrays.
         ydata: The data, an array of shape `[m]` (or any other shape). A number, as in `ydata=0`, is
             broadcast to the shape that `f` returns.
         p0: The initial guess: a sequence of numbers or an array of shape `[n]`; by default 1 for
             each parameter of `f`. A dict keyed by parameter name is passed as keyword arguments,
             `f(x, **p)`, and any other pytree as one argument, `f(x, p)`. A model of
-            :mod:`fnopt.models` computes its initial guess; a dict overrides entries of this guess.
+            :mod:`fnopt.models` guesses its params from the data; a dict overrides entries of this
+            guess.
         sigma: Standard deviations of the data: a scalar, an array like `ydata`, or a covariance
             matrix of shape `[m, m]`. A point with infinite `sigma` is ignored.
         absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
             `sigma` matter, and the covariance is multiplied by the reduced chi-square.
-        check_finite: Whether to refuse data with NaN or infinity; by default True unless
-            `nan_policy` is given.
-        bounds: `(lower, upper)`, each a number or one number for every parameter, or a SciPy
-            `Bounds`. If `p0` is a tree, each may be a tree like `p0`. A dict contains bounds keyed
-            by parameter name, `{"a": (0, 1)}`; None means no bound.
-        method: `'lm'`, `'trf'` or `'dogbox'`, as in SciPy. All select Levenberg-Marquardt in a
-            trust region, projected onto the bounds.
+        check_finite: Whether NaN or infinity in the data raises an error; by default True without
+            `nan_policy`.
+        bounds: A pair `(lower, upper)`, or a SciPy `Bounds`. Each side is a number for all
+            parameters, or one number for every parameter. If `p0` is a tree, a side may be a tree
+            like `p0`. A dict contains bounds keyed by parameter name, `{"a": (0, 1)}`. None is no
+            bound.
+        method: `'lm'`, `'trf'` or `'dogbox'`, as in SciPy. All three select Levenberg-Marquardt in
+            a trust region, with projection onto the bounds.
         jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if
             computing it is cheaper than automatic differentiation. `f` is then never
             differentiated, and steps have no geodesic acceleration. SciPy's names of difference
             schemes have no effect.
         full_output: Whether to return SciPy's tuple of five results.
-        nan_policy: `'raise'` raises an error for NaN in the data, `'omit'` ignores points with NaN.
+        nan_policy: `'raise'` raises an error for NaN in the data, `'omit'` removes points with NaN.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
-        f_scale: The scale of a loss given by name or as a function.
+        f_scale: The scale of a loss that is passed by name or as a function.
         ftol: Relative tolerance of the cost; see :class:`fnopt.levenberg_marquardt`.
         xtol: Relative tolerance of the params.
         gtol: Tolerance of the gradient.
         maxfev: Maximum number of evaluations of the model, by default 1000.
-        max_nfev: Another name of `maxfev` in SciPy.
-        check_jac: Whether to compare `jac` with the derivative of `f`, if `f` has one.
+        max_nfev: SciPy's other name of `maxfev`.
+        check_jac: Whether to compare `jac` with the derivative of `f`, if `f` is differentiable.
         axis_name: Inside `jax.shard_map`, the named axis along which the data are sharded; see
-            :func:`fnopt.least_squares`. Params and covariance then refer to all data, and
-            `curve_fit` returns only the pair `(popt, pcov)`.
+            :func:`fnopt.least_squares`. `curve_fit` then returns only the pair `(popt, pcov)`,
+            which is the result for all data.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, keyed by parameter
             name; see :func:`fnopt.least_squares`.
-        likelihood: `'poisson'` maximizes the likelihood of counts, and the covariance is then the
-            inverse Fisher information. Counts needn't be integers, as in generalized linear models,
-            but must not be negative.
+        likelihood: `'poisson'` maximizes the Poisson likelihood of counts, and the covariance is
+            then the inverse Fisher information. As in generalized linear models, counts needn't be
+            integers, but must not be negative.
         starts: Number of starting points of a multi-start search, around `p0` or between the
             bounds; see :func:`fnopt.least_squares`.
         **scipy_options: Other arguments of SciPy's solvers. `verbose`, `callback` and `factor` (the
-            initial trust-region radius) have the same meaning; `x_scale`, `diag`, `epsfcn`,
-            `diff_step`, `tr_solver`, `tr_options` and `workers` have no effect.
+            initial trust-region radius) have the same meaning as in SciPy. `x_scale`, `diag`,
+            `epsfcn`, `diff_step`, `tr_solver`, `tr_options` and `workers` have no effect.
 
     Returns:
-        A :class:`fnopt.curves.Fit`. Its `pcov` is infinite for params that the data don't
-        determine. With `full_output`, SciPy's tuple: `popt`, `pcov`, `infodict` (with `nfev`,
-        `fvec`, `njev` and the whole `solution`), the message, and a number from 1 to 4 if the
-        fit succeeded.
+        A :class:`fnopt.curves.Fit`. The entries of `pcov` are infinite for params that the data
+        don't determine. With `full_output`, SciPy's tuple: `popt`, `pcov`, `infodict` (with `nfev`,
+        `fvec`, `njev` and the whole `solution`), the message, and a number from 1 to 4 if the fit
+        converged.
 
     Raises:
         ValueError: If the data are empty, not finite, or have incompatible shapes; if counts are
@@ -175,10 +177,10 @@ def curve_fit(
         TypeError: If `f` isn't a function or isn't written with `jax.numpy`, if `p0` isn't made
             of numbers, if there are fewer data than params (without bounds and `method='trf'`),
             or if a keyword is unknown.
-        FitError: If the fit doesn't converge (not under `jax.jit`): a `RuntimeError` with the last
-            `popt`, `pcov` and `solution`. If only rounding errors prevent convergence and the
-            distance to the minimum is far below a standard error, `curve_fit` issues an
-            `OptimizeWarning` instead.
+        FitError: If the fit doesn't converge (not under `jax.jit`). The error is a `RuntimeError`
+            with the attributes `popt`, `pcov` and `solution`. If only rounding errors prevent
+            convergence, and the distance to the minimum is far below a standard error, `curve_fit`
+            issues an `OptimizeWarning` instead.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -189,7 +191,7 @@ def curve_fit(
         {'a': '2.5', 'b': '1.3', 'c': '0.5'}
 
     Reference:
-        Virtanen et al. (2020), SciPy 1.0, arXiv:1907.10121 (the interface).
+        Virtanen et al. (2020), SciPy 1.0, arXiv:1907.10121 (for the interface).
     """
     _check_function(f)
     steps = max(check_count(maxfev or max_nfev or 1000, "maxfev", "curve_fit") - 1, 1)
@@ -207,12 +209,12 @@ def curve_fit(
     check_method(method, box)
     absolute = _knows_variance(likelihood, absolute_sigma, sigma, loss)
     positions = boxed(x)
-    # Geodesic acceleration differentiates the model, which a user's Jacobian may replace because
-    # the model isn't differentiable.
-    bent = not callable(jac)
-    solver = levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=bent, **radius)
-    with explain_jax_errors("curve_fit"), numbers_noted(p0 is None and not is_model(f)):
-        y = as_wide_as(lambda p, x: call_model(f, passing, p, x.opened()), start, positions, y)
+    # Geodesic acceleration differentiates the model, but a model with a user's Jacobian may not be
+    # differentiable.
+    geodesic = not callable(jac)
+    solver = levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=geodesic, **radius)
+    with explain_jax_errors("curve_fit"), note_scalar_params(p0 is None and not is_model(f)):
+        y = broadcast_data(lambda p, x: call_model(f, passing, p, x.opened()), start, positions, y)
         if method in {None, "lm"} and not constraints:
             check_enough(y.size * psum(1, axis_name), len(names), box, "curve_fit", "method='trf'")
         sigma = checked_sigma(sigma, y)
@@ -236,7 +238,7 @@ def curve_fit(
             **as_weights(sigma),
         )
         if likelihood == "poisson":
-            assert isinstance(solution.jacobian, jax.Array), "a fit of a curve forms its Jacobian"
+            assert isinstance(solution.jacobian, jax.Array), "curve_fit always forms the Jacobian"
             mu = call_model(f, passing, solution.params, x)
             J = fisher_rows(solution.jacobian, solution.residuals, mu, y)
             solution = solution._replace(jacobian=J)
@@ -275,22 +277,22 @@ def _check_function(f: Any) -> None:
 
 
 def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, loss: Any) -> bool:
-    """Whether the variance of the data is known; contradictory options raise an error."""
+    """Whether the variance of the data is known; raise an error for contradictory options."""
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"curve_fit: likelihood = {likelihood!r}, expected one of {LIKELIHOODS}.")
     if likelihood is None:
         if absolute_sigma and sigma is None:
             warnings.warn(
-                "curve_fit: absolute_sigma=True without sigma would assume a standard "
-                "deviation of 1. Pass sigma, or leave absolute_sigma out.",
+                "curve_fit: absolute_sigma=True without sigma assumes a standard deviation of 1. "
+                "Pass sigma, or omit absolute_sigma.",
                 OptimizeWarning,
                 stacklevel=3,
             )
         return bool(absolute_sigma)
     if sigma is not None or loss is not None:
         raise ValueError(
-            "curve_fit: likelihood='poisson' defines the variance of the counts, "
-            "expected neither sigma nor loss. Leave them out."
+            "curve_fit: likelihood='poisson' with sigma or loss, expected neither, because the "
+            "likelihood defines the variance of the counts. Omit sigma and loss."
         )
     return True
 

@@ -1,4 +1,4 @@
-"""Types of `curve_fit`'s arguments, and SciPy's keywords for its solvers."""
+"""Types of the arguments of `curve_fit`, and the keywords of SciPy's solvers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from fnopt.solvers import ScipyTable
 
 Numbers = Sequence[float] | list[float | jax.Array] | np.ndarray | jax.Array | float
-"""An initial guess whose entries are passed as separate arguments of the model."""
+"""Initial guess whose numbers are passed as separate arguments to the model."""
 
 
 class CurveFitOptions(TypedDict, total=False):
@@ -44,13 +44,16 @@ class CurveFitOptions(TypedDict, total=False):
 
 
 METHODS = (None, "lm", "trf", "dogbox")
-_WEIGHTS = "Write sigma=1 / jnp.sqrt(weights): residuals are divided by it"
-_CLOSURE = "Bind them to f by a closure or functools.partial"
-_SOLVER = "Use fnopt.least_squares, which has it, with the function lambda p: f(xdata, *p) - ydata"
+_WEIGHTS = "Pass sigma=1 / jnp.sqrt(weights), because residuals are divided by sigma"
+_CLOSURE = "Bind the arguments to f by a closure or functools.partial"
+_SOLVER = (
+    "Use fnopt.least_squares, which has this keyword, with the function "
+    "lambda p: f(xdata, *p) - ydata"
+)
 _TABLE = ScipyTable(
     "curve_fit",
-    # The keywords after `callback` have no effect, because derivatives are exact, the method
-    # doesn't depend on the units of the params, and it chooses its own linear solver.
+    # The keywords after `callback` have no effect. Derivatives are exact, the method is invariant
+    # to the scales of the params, and `curve_fit` chooses the linear solver.
     keywords=(
         *("factor", "verbose", "col_deriv", "callback"),
         *("epsfcn", "diff_step", "x_scale", "diag", "tr_solver", "tr_options", "workers"),
@@ -63,44 +66,44 @@ _TABLE = ScipyTable(
         **dict.fromkeys(("func", "fun", "model"), "Rename it to f, or pass it first"),
         **dict.fromkeys(("x0", "params", "guess"), "Rename it to p0"),
         **dict.fromkeys(("yerr", "dy", "error"), "Rename it to sigma"),
-        **dict.fromkeys(("vary", "fixed"), "Write constraints={'a': fnopt.fixed()}"),
+        **dict.fromkeys(("vary", "fixed"), "Pass constraints={'a': fnopt.fixed()}"),
         "data": "Pass the columns as arrays: curve_fit(f, data['x'], data['y'])",
-        **dict.fromkeys(("max_steps", "maxiter"), "Write maxfev"),
+        **dict.fromkeys(("max_steps", "maxiter"), "Pass maxfev"),
         **dict.fromkeys(("solver", "has_aux", "history"), _SOLVER),
     },
 )
 
 
-def read_keywords(given: dict[str, Any]) -> dict[str, Any]:
-    """Check SciPy's keywords and return those that aren't None.
+def read_keywords(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Check SciPy's keywords, and drop keywords that are None.
 
     Raises:
         TypeError: If a keyword is unknown, or `callback` isn't a function.
         ValueError: If a keyword isn't supported, or has an unknown value.
     """
-    for name in ("args", "kwargs"):  # SciPy raises a ValueError for these names, too.
-        if name in given:
-            raise ValueError(f"curve_fit: {name} is not supported. {_CLOSURE}.")
-    read = _TABLE.read(given)
+    for name in ("args", "kwargs"):  # SciPy also raises a ValueError for these names.
+        if name in keywords:
+            raise ValueError(f"curve_fit: {name} is not supported, expected no {name}. {_CLOSURE}.")
+    read = _TABLE.read(keywords)
     for name, is_expected, expected in (
         ("verbose", lambda v: v in (0, 1, 2), "0, 1 (a report) or 2 (steps)"),
         ("factor", lambda v: np.all(np.asarray(v) > 0), "a positive number"),
-        ("col_deriv", lambda v: not v, "jac to return shape [m, n]"),
+        ("col_deriv", lambda v: not v, "0, and jac that returns shape [m, n]"),
     ):
         if name in read and not is_expected(read[name]):
             raise ValueError(f"curve_fit: {name} = {read[name]!r}, expected {expected}.")
     if not callable(read.get("callback", print)):
         raise TypeError(
-            f"curve_fit: callback = {read['callback']!r}, expected a function of a StepInfo."
+            f"curve_fit: callback = {read['callback']!r}, expected a function of one StepInfo."
         )
     return read
 
 
 def check_method(method: str | None, box: Any) -> None:
-    """Raise an error for an unknown method, and a method that takes no bounds."""
+    """Raise an error for an unknown method, and for `'lm'` with bounds."""
     if method not in METHODS:
         raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
     if method == "lm" and box is not None:
         raise ValueError(
-            "curve_fit: method = 'lm' with bounds, expected no bounds. Leave the method out."
+            "curve_fit: method = 'lm' with bounds, expected no bounds. Omit the method."
         )

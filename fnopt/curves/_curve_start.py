@@ -1,4 +1,4 @@
-"""The initial guess of a curve fit, its bounds, and the calling convention of the model."""
+"""Initial guess and bounds of a curve fit, and the calling convention of the model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fnopt.curves._curve_bounds import (
     bounds_as_lists,
     bounds_by_name,
     bounds_of_numbers,
+    broadcast_bounds,
     checked_bounds,
     is_numbers,
     is_scalar,
-    spread,
 )
 from fnopt.curves._curve_data import as_floating
 from fnopt.errors import accepts_args, matches, names_text
@@ -31,11 +31,11 @@ from fnopt.solvers import named_entries
 
 
 class Start(NamedTuple):
-    """Initial guess of a fit, with the calling convention of its model."""
+    """Initial guess and bounds of a fit, and the calling convention of the model."""
 
     params: Any
     passing: str  # see `call_model`
-    names: tuple[str, ...]  # names of the numbers, in the order of the leaves
+    names: tuple[str, ...]  # names of the raveled numbers of `params`
     bounds: Bounds | None
 
 
@@ -48,15 +48,27 @@ def start_of(
     y: jax.Array,
     likelihood: str | None = None,
 ) -> Start:
-    """Return the initial guess of a fit, with its bounds as a pair of trees."""
+    """Complete and check the initial guess and the bounds of a fit.
+
+    Args:
+        f: The model.
+        p0: The initial guess, as the user passed it.
+        bounds: The bounds, as the user passed them.
+        constraints: The constraints, as the user passed them.
+        x: The positions of the data, for the guess of a model.
+        y: The data, for the guess of a model.
+        likelihood: The distribution of the data; None for normal errors.
+    """
     check_kinds(f, p0)
     if is_model(f) and (p0 is None or isinstance(p0, dict)):
         p0 = _with_guess(f, {} if p0 is None else p0, x, y, likelihood)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
-            # A constraint replaces the model's own bounds.
+            # A constraint of a param replaces the bounds that the model defines for the param.
             keys = constraints if isinstance(constraints, dict) else ()
-            own = {n: b for n, b in f.bounds.items() if not any(matches(n, key) for key in keys)}
-            bounds = own | (bounds if isinstance(bounds, dict) else {})
+            model_bounds = {
+                n: b for n, b in f.bounds.items() if not any(matches(n, key) for key in keys)
+            }
+            bounds = model_bounds | (bounds if isinstance(bounds, dict) else {})
     elif p0 is None:
         names = argument_names(f, _count_parameters(f))
         p0 = _default_start(checked_bounds(bounds_as_lists(bounds, names)), len(names))
@@ -72,7 +84,7 @@ def start_of(
         p0 = dict(zip(names, p, strict=True))
     p0 = floating_start(p0, constraints)
     if not constraints:
-        ravel(p0, "p0")  # raises for anything but a tree of floating arrays
+        ravel(p0, "p0")  # raises an error unless all leaves are floating
     is_named = takes_names(f, p0)
     if is_named:
         check_count_of_params(f, len(p0))
@@ -86,20 +98,20 @@ def start_of(
 
 
 def takes_names(f: Any, p0: Any) -> bool:
-    """Whether the keys of the dict `p0` are parameter names of `f`, not keys of a tree argument."""
+    """Whether `p0` is a dict whose keys are parameter names of `f`, instead of one argument."""
     is_named = isinstance(p0, dict) and set(p0) == set(argument_names(f, len(p0)))
     return is_named and (is_model(f) or len(p0) > 1)
 
 
 def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
-    """Raise an error for a class of models as `f`, and text or another fit as `p0`."""
+    """Raise an error if `f` is a class of models, or if `p0` is text or a fit."""
     if isinstance(f, type) and is_model(f):
         raise TypeError(
-            f"{name}: f is the class {f.__name__}, expected a model. Write {f.__name__}()."
+            f"{name}: f is the class {f.__name__}, expected an instance. Pass {f.__name__}()."
         )
     if hasattr(p0, "solution") or hasattr(p0, "certificate"):
         kind = type(p0).__name__
-        raise TypeError(f"{name}: p0 is a {kind}, expected params. Write p0=fit.params.")
+        raise TypeError(f"{name}: p0 is a {kind}, expected params. Pass p0=fit.params.")
     if any(isinstance(leaf, str) for leaf in jax.tree.leaves(p0)):
         raise TypeError(f"{name}: p0 = {p0!r:.60} contains text, expected numbers.")
 
@@ -107,29 +119,32 @@ def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
 def _in_order_of_arguments(
     p0: dict[str, Any], names: tuple[str, ...], bounds: Any, constraints: Any
 ) -> Start:
-    """Order numbers like the arguments; return an array unless a constraint refers to names."""
+    """Order numbers like the arguments of the model.
+
+    The params are an array, unless constraints refer to names or the numbers have several dtypes.
+    """
     if constraints or len({jnp.asarray(value).dtype for value in p0.values()}) > 1:
         # JAX sorts the keys of a dict, but not of an OrderedDict.
         ordered = OrderedDict((name, p0[name]) for name in names)
         return Start(ordered, "names", names, checked_bounds(bounds_by_name(bounds, ordered)))
-    row = jnp.stack([jnp.asarray(p0[name]) for name in names])
-    return Start(row, "numbers", names, bounds_of_numbers(bounds, row, names))
+    vector = jnp.stack([jnp.asarray(p0[name]) for name in names])
+    return Start(vector, "numbers", names, bounds_of_numbers(bounds, vector, names))
 
 
 def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """Return the params in the order of the names, as an array if each param is a scalar."""
+    """Stack params to an array if each param is a scalar; else return the dict unchanged."""
     return jnp.stack(list(params.values())) if tuple(params) == names else params
 
 
 def is_model(f: Any) -> bool:
-    """Whether a function has named params and a `guess`, like the models of `fnopt.models`."""
+    """Whether a function has `names`, `bounds` and `guess`, like the models of `fnopt.models`."""
     return all(hasattr(f, name) for name in ("names", "bounds", "guess"))
 
 
 def _with_guess(
     model: Any, p0: dict[str, Any], x: Any, y: jax.Array, likelihood: str | None
 ) -> dict[str, Any]:
-    """Complete `p0` by the model's guess of the other params."""
+    """Add the model's guess of the params that aren't in `p0`."""
     unknown = sorted(set(p0) - set(model.names))
     if unknown:
         raise ValueError(f"curve_fit: p0 names {unknown}, expected params of {list(model.names)}.")
@@ -140,16 +155,17 @@ def _with_guess(
 
 
 def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
-    """Compute a guess from counts; shrink the counts to their mean if the curve isn't positive.
+    """Guess the params from counts, so that the mean of the counts is positive.
 
-    A guess by linear least squares shrinks with the counts, so the smallest value of its curve
-    becomes half the mean.
+    If the guessed curve isn't positive, the counts are shrunk towards their mean before a second
+    guess. The guess of a model that is linear in its params shrinks in the same way, and the
+    minimum of its curve becomes half the mean.
     """
     guess = model.guess(x, y)
-    least, mean = jnp.min(model(x, guess)), jnp.mean(y)
-    below = jnp.where(mean > least, mean - least, jnp.ones_like(mean))
-    share = jnp.where(least <= 0, mean / (2 * below), jnp.ones_like(mean))
-    return model.guess(x, mean + share * (y - mean))
+    minimum, mean = jnp.min(model(x, guess)), jnp.mean(y)
+    depth = jnp.where(mean > minimum, mean - minimum, jnp.ones_like(mean))
+    factor = jnp.where(minimum <= 0, mean / (2 * depth), jnp.ones_like(mean))
+    return model.guess(x, mean + factor * (y - mean))
 
 
 def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
@@ -157,54 +173,54 @@ def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
     one = jnp.asarray(np.ones(n, default_float()))  # an eager `jnp.ones` takes twice as long
     if bounds is None:
         return one
-    lower, upper = spread(bounds, one)
+    lower, upper = broadcast_bounds(bounds, one)
     start = jnp.where(jnp.isfinite(lower), lower + 1, one)
     start = jnp.where(jnp.isfinite(upper), upper - 1, start)
-    both = jnp.isfinite(lower) & jnp.isfinite(upper)
-    return jnp.where(both, lower / 2 + upper / 2, start)
+    has_both = jnp.isfinite(lower) & jnp.isfinite(upper)
+    return jnp.where(has_both, lower / 2 + upper / 2, start)  # halves, because a sum may overflow
 
 
 def _count_parameters(f: Callable[..., Any]) -> int:
     try:
-        _, most, any_number = positional(f)
+        _, maximum, has_varargs = positional_range(f)
     except ValueError:
-        most, any_number = 0, True
-    if any_number or most < 2:
+        maximum, has_varargs = 0, True
+    if has_varargs or maximum < 2:
         raise ValueError(
-            "curve_fit: the number of params can't be read from the signature of f; expected "
-            "f(x, a, b, ...), or pass p0."
+            "curve_fit: the signature of f doesn't define the number of params, expected "
+            "f(x, a, b, ...). Pass p0."
         )
-    return most - 1
+    return maximum - 1
 
 
-_VECTOR = " For one vector write lambda x, *p: f(x, jnp.stack(p)), and p0."
+_VECTOR = " For one vector of params, pass lambda x, *p: f(x, jnp.stack(p)), and p0."
 
 
 @contextmanager
-def numbers_noted(noted: bool) -> Iterator[None]:
-    """Add a note to errors of `f`: without `p0`, the params are scalars."""
+def note_scalar_params(is_default: bool) -> Iterator[None]:
+    """Add a note to errors of `f` if `p0` is missing, because the params are then scalars."""
     try:
         yield
     except (IndexError, TypeError) as error:
-        # Errors of JAX about functions that it can't trace get an explanation of their own.
-        if noted and not isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+        # `explain_jax_errors` explains JAX's errors about functions that can't be traced.
+        if is_default and not isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
             error.add_note(
-                "p0 isn't given, so f was called with one number for each param in its "
+                "p0 isn't passed, so f was called with one number for each param in its "
                 f"signature. If the params are one tree, pass this tree as p0.{_VECTOR}"
             )
         raise
 
 
-def positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
-    """Return the range of the number of positional arguments, and whether `f` has `*args`."""
+def positional_range(f: Callable[..., Any]) -> tuple[int, int, bool]:
+    """Minimum and maximum number of positional arguments, and whether `f` has `*args`."""
     parameters = inspect.signature(f).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = sum(p.default is p.empty for p in named)
-    return required, len(named), any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    return required, len(positional), any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def argument_names(f: Callable[..., Any], n: int) -> tuple[str, ...]:
-    """Return names of `n` params: the argument names of `f` after x, otherwise `p0`, `p1`, ..."""
+    """Return names of `n` params: the argument names of `f` after x, else `p0`, `p1`, ..."""
     names = tuple(getattr(f, "names", ()))
     if not names:
         try:
@@ -216,29 +232,28 @@ def argument_names(f: Callable[..., Any], n: int) -> tuple[str, ...]:
 
 
 def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit") -> None:
-    """Raise an error if the number of params of `f` differs from the initial guess's."""
+    """Raise an error if the initial guess doesn't have as many numbers as `f` has params."""
     try:
-        required, most, any_number = positional(f)
+        required, maximum, has_varargs = positional_range(f)
     except ValueError:  # a function without a signature, such as a NumPy ufunc
         return
-    if n == 0 or n + 1 < required or (n + 1 > most and not any_number):
-        number = f"{required - 1}" if required == most else f"{required - 1} to {most - 1}"
-        number = f"at least {required - 1}" if any_number else number
-        vector = _VECTOR if most == 2 else ""
+    if n == 0 or n + 1 < required or (n + 1 > maximum and not has_varargs):
+        number = f"{required - 1}" if required == maximum else f"{required - 1} to {maximum - 1}"
+        number = f"at least {required - 1}" if has_varargs else number
+        vector = _VECTOR if maximum == 2 else ""
         raise ValueError(
-            f"{name}: p0 has {n} numbers, but f takes {number} params after x; expected "
-            f"one initial value for each.{vector}"
+            f"{name}: p0 has {n} numbers, expected {number}, one for each param of f after "
+            f"x.{vector}"
         )
 
 
 def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "curve_fit") -> None:
-    """Raise an error for a function that can't be called with a tree of params."""
+    """Raise an error if `f` can't be called as `f(x, params)`."""
     if not accepts_args(f, x, params):
         kind = "one array" if hasattr(params, "shape") else f"a tree ({type(params).__name__})"
         if isinstance(params, dict):
             kind = f"a dict with the keys {names_text([*params])}"
         raise ValueError(
-            f"{name}: p0 is {kind}, so f must take (x, params), but it takes "
-            f"{inspect.signature(f)}. For f(x, a, b, ...) pass a sequence of numbers: "
-            "p0=[1.0, 2.0]."
+            f"{name}: p0 is {kind} and f has the signature {inspect.signature(f)}, expected "
+            "f(x, params). For f(x, a, b, ...), pass a sequence of numbers: p0=[1.0, 2.0]."
         )

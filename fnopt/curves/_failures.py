@@ -1,4 +1,4 @@
-"""Errors and warnings about failed fits."""
+"""Errors and warnings of failed curve fits."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from fnopt.programs import has_tracers
 from fnopt.solvers import Solution, errors_of, listed
 
 _START = (
-    "Check f(xdata, *p0) and its derivatives for overflow and NaN. Try another p0 (the "
-    "default is 1 for every param; the models of fnopt.models guess p0)"
+    "Check f(xdata, *p0) and its derivatives for overflow and NaN. Try another p0 (by default 1 "
+    "for every param; the models of fnopt.models guess p0)"
 )
 _COUNTS = (
-    "Check f(xdata, *p0), the mean of the counts: likelihood='poisson' takes its "
-    "logarithm, so it must be finite, and positive wherever the count is positive. Pass "
-    "another p0, or bounds or a model that keep the mean positive"
+    "Check f(xdata, *p0), the expected counts: with likelihood='poisson', they must be finite, and "
+    "positive for every positive count. Pass another p0, or bounds or a model that keep the "
+    "expected counts positive"
 )
 _ADVICE = {
     Status.MAX_STEPS: "Raise maxfev, or try another p0",
     Status.NONFINITE_START: _START,
     Status.ILL_POSED: _START,
-    Status.WRONG_JACOBIAN: "Leave jac out to see whether the fit is right without it",
+    Status.WRONG_JACOBIAN: "Omit jac to find out whether the fit converges without it",
 }
 
 
 class OptimizeWarning(UserWarning):
-    """Warning: the result or the covariance of a fit is unreliable."""
+    """Warning about an unreliable result or covariance of a fit."""
 
 
 class FitError(RuntimeError):
-    """Error for a fit without convergence, with the last `popt`, `pcov` and `solution`.
+    """Error of a fit that didn't converge, with the attributes `popt`, `pcov` and `solution`.
 
     Args:
         text: The message.
-        popt: The best params found.
-        pcov: Their covariance.
-        solution: The whole solution.
+        popt: The last params.
+        pcov: The covariance of the params.
+        solution: The result of :func:`fnopt.least_squares`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -69,28 +69,29 @@ def report_failures(
     absolute_sigma: bool,
     likelihood: str | None,
 ) -> None:
-    """Raise an error or warn if a fit failed, unless its values are traced.
+    """Raise a `FitError` if a fit failed, or warn about its covariance; not for traced values.
 
     Args:
-        solution: The fit.
-        popt: The params, in the form returned to the user.
-        pcov: Its covariance.
+        solution: The solution of the fit.
+        popt: The params, in the form that the user gets.
+        pcov: The covariance of the params.
         names: The names of the params.
         absolute_sigma: Whether the variance of the data is known.
         likelihood: The distribution of the data; None for normal errors.
     """
-    if has_tracers((solution, pcov)):  # under differentiation the values are tracers
+    if has_tracers((solution, pcov)):
+        # Under `jax.grad`, the primals are concrete, and `stop_gradient` extracts them.
         solution, popt, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, popt, pcov))
     if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
-        return  # under jit or vmap only the status can report a failure
+        return  # under `jax.jit` or `jax.vmap`, only the status can report a failure
     if not is_converged(np.asarray(solution.status)):
         status = Status(int(solution.status))
         advice = _ADVICE.get(status, "Try another p0")
         advice = _COUNTS if likelihood and advice is _START else advice
         raise FitError(
             f"curve_fit: optimal parameters not found: {solution.worded(names)} "
-            f"(after {int(solution.nfev)} evaluations). {advice}. The attributes "
-            "popt, pcov and solution of this error hold the result.",
+            f"(after {int(solution.nfev)} evaluations). {advice}. The result is in the "
+            "attributes popt, pcov and solution of this error.",
             popt,
             pcov,
             solution,
@@ -103,26 +104,29 @@ def report_failures(
 def _warning_text(
     solution: Solution, pcov: np.ndarray, names: tuple[str, ...], absolute_sigma: bool
 ) -> str:
-    """Text of the warning about a converged fit without certificate or covariance, or `''`."""
-    # Smaller variances are subnormal: they lose digits, and a CPU flushes them to 0.
+    """Warning about a fit that isn't certified or has no covariance; `''` if there is none."""
+    # Variances below `tiny` are subnormal. They have fewer digits, and XLA may flush them to 0.
     tiny = np.finfo(pcov.dtype).tiny
-    usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)
-    if np.all(np.isfinite(pcov)) and np.all(usable):
+    in_range = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)
+    if np.all(np.isfinite(pcov)) and np.all(in_range):
         return "" if bool(solution.certificate.certified) else solution.worded(names)
     errors = np.asarray(errors_of(solution, absolute_sigma))
     m, n, rank = np.size(solution.residuals), len(pcov), int(solution.rank)
-    missing = "the covariance of the params could not be estimated: "
-    lost = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
-    if lost and rank < n:
-        return f"{missing}the data don't determine {listed(lost)} (rank {rank} of {n}, {m} data)"
-    if lost:
+    prefix = "the covariance of the params could not be estimated"
+    undetermined = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
+    if undetermined and rank < n:
         return (
-            f"{missing}{m} data for {n} params leave no degrees of freedom to estimate "
-            "the variance of the data (pass it as sigma with absolute_sigma=True)"
+            f"{prefix}, because the data don't determine {listed(undetermined)} (rank {rank} of "
+            f"{n}, {m} data)"
         )
-    if np.any((errors > 0) & ~usable) or np.any(np.isnan(pcov)):
+    if undetermined:
         return (
-            f"variances in pcov are out of the range of {pcov.dtype}. fit.standard_errors "
-            "holds their square roots, which are in range"
+            f"{prefix}, because {m} data for {n} params leave no degrees of freedom for the "
+            "variance of the data (pass standard deviations as sigma, with absolute_sigma=True)"
+        )
+    if np.any((errors > 0) & ~in_range) or np.any(np.isnan(pcov)):
+        return (
+            f"variances in pcov are out of the range of {pcov.dtype}. Use fit.standard_errors, "
+            "their square roots, which are in range"
         )
     return ""

@@ -1,4 +1,4 @@
-"""The result of `curve_fit`: SciPy's pair, statistics, predictions and the report."""
+"""Result of `curve_fit`, with statistics, predictions and a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fnopt.errors import missing_attribute, show_report
 from fnopt.residuals import whitened
 from fnopt.solvers import Solution, report
 
-# Attributes of lmfit's and SciPy's results, and the expressions for the same values here.
+# Attributes of lmfit's and SciPy's results, and the expressions that replace them in fnopt.
 _ELSEWHERE = {
     "best_fit": "fit.predict(fit.x)",
     "best_values": "fit.params",
@@ -46,19 +46,19 @@ _ELSEWHERE = {
 
 
 class Fit(tuple[Params, jax.Array]):
-    r"""The result of :func:`fnopt.curve_fit`; `popt, pcov = fit` unpacks SciPy's pair.
+    r"""Result of :func:`fnopt.curve_fit`, which `popt, pcov = fit` unpacks like SciPy's pair.
 
     `print(fit)` prints the report. A fit is a pytree, so functions under `jax.jit` and `jax.vmap`
-    can return it. Functions that take a :class:`fnopt.solvers.Solution` also take a `Fit`.
+    can return it. Functions of a :class:`fnopt.solvers.Solution` also accept a `Fit`.
 
     Attributes:
-        popt: The params: an array of shape `[n]` in the order of `names`; or a tree like `p0`
-            if its leaves aren't one number for each argument of the model.
-        pcov: Their covariance `[n, n]`.
+        popt: The params. They are an array of shape `[n]` in the order of `names` if each argument
+            of the model is one number, else a tree like `p0`.
+        pcov: The covariance of the params, `[n, n]`.
         names: The names of the `n` numbers, in the order of `pcov`.
-        solution: The result of :func:`fnopt.least_squares`: status, steps, certificate.
+        solution: The result of :func:`fnopt.least_squares`, with status, steps and certificate.
         y: The data.
-        sigma: Standard deviations of the data, or their covariance matrix; None if not given.
+        sigma: Standard deviations of the data, or their covariance matrix; None without `sigma`.
         absolute_sigma: Whether the variance of the data is known.
     """
 
@@ -69,10 +69,10 @@ class Fit(tuple[Params, jax.Array]):
     y: jax.Array
     sigma: jax.Array | None
     absolute_sigma: bool
-    model: Boxed  # the model function, which may itself have arrays as leaves
+    model: Boxed  # the model function, which may be a pytree with arrays
     passing: str  # "numbers": f(x, *popt), "names": f(x, **popt), "tree": f(x, popt)
-    positions: Boxed  # x
-    options: Boxed  # bounds, constraints and loss of the fit, for refits
+    positions: Boxed  # the positions of the data
+    options: Boxed  # bounds, constraints and loss, for the refits of `profile_intervals`
     likelihood: str | None
 
     def __new__(cls, popt: Params, pcov: jax.Array, **fields: Any) -> Fit[Params]:
@@ -82,14 +82,15 @@ class Fit(tuple[Params, jax.Array]):
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(
-            f"Fit.{name}: the attributes of a Fit can't be assigned. Call curve_fit again."
+            f"Fit.{name}: got an assignment, expected none, because a Fit is immutable. Call "
+            "curve_fit again."
         )
 
     if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any attribute
         __getattr__ = missing_attribute("a Fit", _ELSEWHERE)
 
     def __reduce__(self) -> Any:
-        return _rebuilt, (vars(self),)
+        return _rebuild, (vars(self),)
 
     @property
     def x(self) -> Any:
@@ -98,11 +99,11 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def params(self) -> Any:
-        """The params: a dict by the names of the model's arguments, or a tree like `p0`."""
+        """The params, as a dict keyed by the model's arguments or as a tree like `p0`."""
         return self.named(self.solution.params)
 
     def named(self, params: Any) -> Any:
-        """Name the params of a solution by the model's arguments."""
+        """Convert the params of a solution to the form of `params`."""
         if self.passing == "numbers":
             return {name: params[..., i] for i, name in enumerate(self.names)}
         return dict(params) if self.passing == "names" else params
@@ -127,7 +128,7 @@ class Fit(tuple[Params, jax.Array]):
         return confidence_intervals(self, level)
 
     def profile_intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Intervals by the profile likelihood; see :func:`fnopt.curves.profile_intervals`."""
+        """Profile-likelihood intervals; see :func:`fnopt.curves.profile_intervals`."""
         return profile_intervals(self, level)
 
     def evaluate(self, params: Any, x: Any) -> jax.Array:
@@ -138,11 +139,11 @@ class Fit(tuple[Params, jax.Array]):
         return call_model(self.model.opened(), self.passing, params, x)
 
     def predict(self, x: Any) -> jax.Array:
-        """Values of the fitted model at `x`."""
+        """Evaluate the fitted model at `x`."""
         return self.evaluate(self.params, checked_x(x, check_finite=False))
 
     def predict_band(self, x: Any, level: float = 0.95, *, noise: Any = False) -> Band:
-        """Values of the model at `x` with a confidence band; see :func:`fnopt.predict_band`."""
+        """Evaluate the fitted model with a confidence band; see :func:`fnopt.predict_band`."""
         x = checked_x(x, check_finite=False)
         return predict_band(lambda params: self.evaluate(params, x), self, level, noise=noise)
 
@@ -157,7 +158,7 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def size(self) -> jax.Array:
-        """Number of data with a finite `sigma`, int32."""
+        """Number of data with a finite `sigma`, as int32."""
         return self.solution.dof + self.solution.rank
 
     def _counts(self) -> tuple[jax.Array, jax.Array]:
@@ -167,7 +168,7 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def chi_square(self) -> jax.Array:
-        r"""Sum of squares of the residuals over `sigma`; for counts the deviance."""
+        r"""Sum of the squared residuals divided by `sigma`; the deviance for counts."""
         leaves = jax.tree.leaves(solution_of(self, "chi_square").residuals)
         return sum(
             (jnp.sum(jnp.square(jnp.abs(r))) for r in leaves), jnp.zeros((), self.pcov.dtype)
@@ -175,14 +176,15 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def reduced_chi_square(self) -> jax.Array:
-        """Chi-square over the degrees of freedom."""
+        """Chi-square divided by the degrees of freedom."""
         return reduced_chi_square(self)
 
     @property
     def deviance(self) -> jax.Array:
         r"""Minus twice the log-likelihood, up to a constant.
 
-        :math:`\chi^2` if the variance of the data is known, else :math:`m \ln(\chi^2 / m)`.
+        The deviance is :math:`\chi^2` if the variance of the data is known, and
+        :math:`m \ln(\chi^2 / m)` otherwise.
         """
         if self.absolute_sigma:
             return self.chi_square
@@ -191,22 +193,23 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def aic(self) -> jax.Array:
-        """Akaike's criterion, `deviance + 2 k` for `k` params that the data determine."""
+        """Akaike information criterion, `deviance + 2 k` for `k` determined params."""
         return self.deviance + 2 * self._counts()[1]
 
     @property
     def bic(self) -> jax.Array:
-        """Bayesian information criterion, `deviance + k ln m`."""
+        """Bayesian information criterion, `deviance + k ln m` for `m` data."""
         m, k = self._counts()
         return self.deviance + jnp.log(m) * k
 
     @property
     def r_squared(self) -> jax.Array:
-        r"""Fraction of the variance that the model explains, :math:`R^2`, weighted by `sigma`."""
+        r"""Coefficient of determination :math:`R^2`, weighted by `sigma`."""
         whiten = whitened(self.y, self.sigma)
-        one, y = jnp.ravel(whiten(jnp.ones_like(self.y))), jnp.ravel(whiten(self.y))
-        mean = jnp.sum(one * y) / jnp.sum(jnp.square(one))
-        total = jnp.sum(jnp.square(jnp.abs(y - mean * one)))
+        # Compared with the fit of a constant to the whitened data.
+        ones, y = jnp.ravel(whiten(jnp.ones_like(self.y))), jnp.ravel(whiten(self.y))
+        mean = jnp.sum(ones * y) / jnp.sum(jnp.square(ones))
+        total = jnp.sum(jnp.square(jnp.abs(y - mean * ones)))
         return 1 - jnp.sum(jnp.square(jnp.abs(whiten(self.residuals)))) / total
 
     @property
@@ -220,7 +223,7 @@ class Fit(tuple[Params, jax.Array]):
         return self.solution.worded(self.names)
 
     def report(self) -> str:
-        """Report of the params with standard errors, the quality of the fit, and its problems."""
+        """Format the params with standard errors, statistics of the fit, and its problems."""
         name = "deviance" if self.likelihood else "chi-square"
         lines = [
             f"  {name} {float(self.chi_square):.6g}, R² {float(self.r_squared):.6g}, "
@@ -238,8 +241,8 @@ class Fit(tuple[Params, jax.Array]):
         return f"Fit(popt={self.popt!r}, pcov={self.pcov!r})"
 
     def __str__(self) -> str:
-        hidden = isinstance(self.solution.status, Tracer) or jnp.ndim(self.solution.status) > 0
-        return repr(self) if hidden else self.report()
+        is_traced = isinstance(self.solution.status, Tracer)
+        return repr(self) if is_traced or jnp.ndim(self.solution.status) > 0 else self.report()
 
     _repr_pretty_ = show_report
 
@@ -248,7 +251,7 @@ _LEAVES = ("popt", "pcov", "solution", "y", "sigma", "model", "positions", "opti
 _STATIC = ("names", "absolute_sigma", "passing", "likelihood")
 
 
-def _rebuilt(fields: dict[str, Any]) -> Fit:
+def _rebuild(fields: dict[str, Any]) -> Fit:
     return Fit(**fields)
 
 

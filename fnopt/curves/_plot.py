@@ -1,4 +1,4 @@
-"""Plot of a fit: data, curve with band, and residuals."""
+"""Plot of a curve fit with its confidence band and residuals."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from fnopt.curves._uncertainty import curve_of
 from fnopt.errors import import_optional
 
-_POINTS = 400  # points of the drawn curve, which looks smooth at the width of a page
+_POINTS = 400  # enough for a curve that looks smooth at the width of a page
 
 
 def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
-    r"""Draw data, fitted curve, its confidence band and the residuals; needs matplotlib.
+    r"""Draw the data, the fitted curve, its confidence band and the residuals with matplotlib.
 
-    The band is computed by :func:`fnopt.predict_band`. Residuals are divided by `sigma` if it is
-    given; about two thirds of the residuals should then be between -1 and 1. `fit.plot()` calls
+    :func:`fnopt.predict_band` computes the band. If the fit has a `sigma`, the residuals are
+    divided by `sigma`, and about two thirds of them should be between -1 and 1. `fit.plot()` calls
     this function.
 
     Args:
@@ -48,8 +48,8 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
     x, y = fit.x, np.asarray(fit.y)
     if np.ndim(x) != 1 or y.shape != np.shape(x):
         raise ValueError(
-            f"plot_fit: xdata has shape {np.shape(x)} and ydata {y.shape}, expected both [m]. For "
-            "several independent variables draw slices: fit.predict_band gives their bands."
+            f"plot_fit: xdata has shape {np.shape(x)} and ydata have shape {y.shape}, expected [m] "
+            "for both. For several independent variables, draw slices with fit.predict_band."
         )
     grid = jnp.linspace(jnp.min(x), jnp.max(x), _POINTS)
     band = jax.tree.map(np.asarray, fit.predict_band(grid, level))
@@ -60,27 +60,30 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
         )
     if np.size(axes) != 2:
         raise ValueError(
-            f"plot_fit: axes = {axes!r}, expected two axes, for the curve and the residuals: "
+            f"plot_fit: axes = {axes!r}, expected two axes, for the curve and the residuals. Pass "
             "plt.subplots(2)[1]."
         )
-    above, below = axes
-    above.plot(grid, np.broadcast_to(band.value, grid.shape), color="C0", label="fit")
+    curve_ax, residual_ax = axes
+    curve_ax.plot(grid, np.broadcast_to(band.value, grid.shape), color="C0", label="fit")
     if np.isfinite(band.error).all():
         label = f"{100 * level:.4g} % band"
-        above.fill_between(grid, band.lower, band.upper, color="C0", alpha=0.2, lw=0, label=label)
-    bars, residuals = _bars(fit.sigma), -np.asarray(fit.residuals)
+        curve_ax.fill_between(
+            grid, band.lower, band.upper, color="C0", alpha=0.2, lw=0, label=label
+        )
+    # Data minus model, the usual sign in plots; `fit.residuals` are model minus data.
+    bars, residuals = _error_bars(fit.sigma), -np.asarray(fit.residuals)
     style = {"fmt": "o", "color": "black", "markersize": 4, "elinewidth": 1}
-    above.errorbar(x, y, yerr=bars, label="data", zorder=3, **style)
-    below.errorbar(
+    curve_ax.errorbar(x, y, yerr=bars, label="data", zorder=3, **style)
+    residual_ax.errorbar(
         x, residuals if bars is None else residuals / bars, None if bars is None else 1, **style
     )
-    below.axhline(0, color="C0", linewidth=1)
-    below.set_ylabel("residuals" if bars is None else "residuals / sigma")
-    above.legend()
-    return above, below
+    residual_ax.axhline(0, color="C0", linewidth=1)
+    residual_ax.set_ylabel("residuals" if bars is None else "residuals / sigma")
+    curve_ax.legend()
+    return curve_ax, residual_ax
 
 
-def _bars(sigma: Any) -> Any:
+def _error_bars(sigma: Any) -> Any:
     """Standard deviations of the data, from the diagonal if `sigma` is a covariance matrix."""
     if sigma is None:
         return None

@@ -1,4 +1,4 @@
-"""A function of fitted params, and its derivative with respect to the params."""
+"""Evaluation and linearization of a function of fitted params."""
 
 from __future__ import annotations
 
@@ -17,38 +17,42 @@ from fnopt.solvers import Solution
 
 
 def as_params(fit: Any, params: Any) -> Any:
-    """Convert the tree of the solution to the form of `fit.params`."""
+    """Convert the params of the solution to the form of `fit.params`."""
     return fit.named(params) if hasattr(fit, "named") else params
 
 
 def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStruct:
-    """Return shape and dtype of a prediction; explain errors of the user's function."""
+    """Trace a prediction for its shape and dtype, and explain errors of the user's function."""
     try:
         with explain_jax_errors("predict_band", "predict"):
-            # A copy, because JAX caches traces by function, and globals that it reads may change.
-            found = jax.eval_shape(copy_function(predict), params)
+            # A copy, because JAX caches traces by function, and globals in it may change.
+            prediction = jax.eval_shape(copy_function(predict), params)
     except NotForJaxError:
         raise
     except (AttributeError, LookupError, TypeError) as error:
         is_dict = isinstance(params, dict)
         kind = f"a dict with the keys {names_text([*params])}" if is_dict else type_text(params)
         raise TypeError(
-            f"predict_band: predict(params) fails: {type(error).__name__}: {error}. The params are "
-            f"{kind}, expected a function of them: lambda p: f(x, {'**' * is_dict or '*'}p). A "
-            "fit of curve_fit has fit.predict_band(x)."
+            f"predict_band: predict(params) raised {type(error).__name__}: {error}. The params are "
+            f"{kind}, expected a function of the params, such as "
+            f"lambda p: f(x, {'**' * is_dict or '*'}p). For a fit of curve_fit, use "
+            "fit.predict_band(x)."
         ) from error
-    if not hasattr(found, "shape"):
-        kind = type(found).__name__
+    if not hasattr(prediction, "shape"):
+        kind = type(prediction).__name__
         raise TypeError(
-            f"predict_band: predict returned a {kind}, expected one array. Stack its leaves."
+            f"predict_band: predict returned a {kind}, expected one array. Stack the leaves."
         )
-    return found
+    return prediction
 
 
 def linearised_prediction(
     predict: Callable[[Any], Any], fit: Any, solution: Solution
 ) -> tuple[jax.Array, jax.Array]:
-    """Value of a function of the params, `[q]`, and its derivative along tangents, `[q, p]`."""
+    """Evaluate a function of the params, `[q]`, and its Jacobian `[q, n]`.
+
+    For params on manifolds, the Jacobian is with respect to tangent coordinates.
+    """
     x, tangents = ravel_with_held(in_tangents(solution.params))
     size = predicted_shape(predict, as_params(fit, solution.params)).size
 
@@ -58,7 +62,7 @@ def linearised_prediction(
 
     try:
         return value_and_jacobian(flat, x, size)
-    except TypeError as wrong:
-        if not is_about_forward_mode(wrong):
+    except TypeError as error:
+        if not is_about_forward_mode(error):
             raise
         return value_and_jacobian(flat, x, size, "reverse")

@@ -16,29 +16,31 @@ from fnopt.jacobians import ravel
 from fnopt.residuals import box_of
 from fnopt.solvers import errors_of, least_squares
 
-# Tolerance relative to the quantile, far below the statistical error of an end of the interval.
-_CLOSE = 1e-3
-_MOST_REFITS = 30  # So many doublings reach 1e9 standard errors.
+# Tolerance relative to the quantile, far below the statistical error of an interval's end.
+_TOLERANCE = 1e-3
+_MOST_REFITS = 30  # 30 doublings of the step reach 1e9 standard errors
 
 
 def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, float]]:
-    r"""Compute confidence intervals by the profile likelihood, with the other params refitted.
+    r"""Compute profile-likelihood confidence intervals, with the other params refitted.
 
     .. math:: \{ c : \chi^2(c) - \chi^2_{\min} \le t_p^2 s^2 \}, \qquad
         \chi^2(c) = \min_{\theta : \theta_j = c} \chi^2(\theta)
 
-    For a nonlinear model, the intervals aren't symmetric. In contrast to
-    :func:`fnopt.confidence_intervals`, the intervals don't depend on the parametrization. lmfit
-    calls this function `conf_interval`.
+    :math:`t_p` is the quantile of Student's t distribution and :math:`s^2` the variance of the
+    data. For a nonlinear model, the intervals aren't symmetric. In contrast to
+    :func:`fnopt.confidence_intervals`, the intervals don't depend on the parametrization. The
+    function corresponds to lmfit's `conf_interval`.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` without `constraints`.
         level: The probability that an interval contains the true value.
 
     Returns:
-        The lower and upper end for each name. An end is infinite if no value reaches the threshold.
-        An end equals the bound of the param if the search reaches the bound first. The distance of
-        an end from the best value has a relative error of 1e-3.
+        A dict from the name of a param to the lower and upper end of its interval. An end is
+        infinite if no value reaches the threshold. An end is the bound of the param if the
+        threshold is beyond the bound. The distance of an end from the best value has a relative
+        error of 1e-3.
 
     Raises:
         ValueError: If the fit was made under `jax.jit` or `jax.vmap`, has constraints, or `level`
@@ -60,8 +62,8 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     bounds, constraints, loss = fit.options.opened()
     if isinstance(solution.status, Tracer) or np.ndim(solution.status) or constraints:
         raise ValueError(
-            "profile_intervals: expected one fit outside of jax.jit and jax.vmap, without "
-            "constraints. fnopt.confidence_intervals works there."
+            "profile_intervals: the fit is traced, is a batch or has constraints, expected one "
+            "concrete fit without constraints. Use fnopt.confidence_intervals."
         )
     quantile = float(quantile_of(solution, level, fit.absolute_sigma))
     best, unravel = ravel(solution.params)
@@ -77,9 +79,13 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     errors = np.asarray(errors_of(solution, fit.absolute_sigma), float)
 
     def distance(j: int, value: float, start: jax.Array) -> tuple[float, jax.Array]:
-        """Return the scaled root of the increase of chi-square, and the refitted params."""
+        """Refit with a fixed param; return the root of the chi-square increase, and the params.
+
+        The root is in units of the standard deviation of the data.
+        """
+        # Equal bounds fix the param.
         lower, upper = (unravel(end.at[j].set(value)) for end in ends)
-        found = least_squares(
+        refit = least_squares(
             residuals,
             unravel(jnp.clip(start.at[j].set(value), *ends)),
             bounds=(lower, upper),
@@ -87,8 +93,8 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
             loss=loss,
             **as_weights(fit.sigma),
         )
-        rise = 2 * (float(found.cost) - float(solution.cost)) / variance
-        return float(np.sqrt(max(rise, 0.0))), ravel(found.params)[0]
+        increase = 2 * (float(refit.cost) - float(solution.cost)) / variance
+        return float(np.sqrt(max(increase, 0.0))), ravel(refit.params)[0]
 
     return {
         name: (
@@ -102,26 +108,30 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
 def _end(
     distance: Any, j: int, best: jax.Array, error: float, quantile: float, bound: float
 ) -> float:
-    """Find one end of an interval by false position; `distance` is nearly linear."""
+    """Find one end of an interval by the method of false position.
+
+    The search is for the step from the best value at which `distance` equals the quantile.
+    `distance` is nearly linear in the step, because chi-square is nearly quadratic.
+    """
     if not 0 < abs(error) < np.inf:
         return float(np.sign(error) * np.inf) if error else float(best[j])
-    centre = float(best[j])
-    inside, outside = (0.0, 0.0), None  # pairs (step from the center, distance at this step)
+    center = float(best[j])
+    inside, outside = (0.0, 0.0), None  # bracket, as pairs (step, distance at this step)
     step, point = quantile * error, best
     for _ in range(_MOST_REFITS):
-        step = np.sign(error) * min(abs(step), abs(bound - centre))
-        found, point = distance(j, centre + step, point)
-        if abs(found - quantile) <= _CLOSE * quantile:
-            return float(centre + step)
-        if found < quantile:
-            if abs(step) >= abs(bound - centre):  # the sum may differ from the bound by rounding
-                return bound
-            inside = step, found
+        step = np.sign(error) * min(abs(step), abs(bound - center))
+        root, point = distance(j, center + step, point)
+        if abs(root - quantile) <= _TOLERANCE * quantile:
+            return float(center + step)
+        if root < quantile:
+            if abs(step) >= abs(bound - center):
+                return bound  # `center + step` may differ by rounding
+            inside = step, root
         else:
-            outside = step, found
+            outside = step, root
         if outside is None:
-            step = min(2.0, quantile / max(found, _CLOSE * quantile)) * step
+            step = min(2.0, quantile / max(root, _TOLERANCE * quantile)) * step
             continue
         slope = (outside[1] - inside[1]) / (outside[0] - inside[0])
         step = inside[0] + (quantile - inside[1]) / slope
-    return float(centre + step if outside else np.sign(error) * np.inf)
+    return float(center + step if outside else np.sign(error) * np.inf)

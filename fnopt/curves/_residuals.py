@@ -1,4 +1,4 @@
-"""Residuals of a curve fit, their Jacobian, and checks of the values of a model."""
+"""Residuals of a curve fit, their Jacobian, and checks of the model's values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIKELIHOODS = (None, "poisson")
 
 @jax.tree_util.register_static
 class _Static:
-    """A leaf that isn't an array, compared by identity."""
+    """Static pytree node for a leaf that isn't an array; nodes are compared by identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -34,12 +34,12 @@ class _Static:
 
 
 class Boxed(Value):
-    """A tree whose leaves may be functions, strings or other objects."""
+    """Pytree of arrays and static objects, made from a tree with functions or strings as leaves."""
 
     tree: Any
 
     def opened(self) -> Any:
-        """Return the original tree."""
+        """Convert to the original tree."""
         is_static = lambda node: isinstance(node, _Static)  # noqa: E731
         return jax.tree.map(
             lambda node: node.value if is_static(node) else node, self.tree, is_leaf=is_static
@@ -47,12 +47,20 @@ class Boxed(Value):
 
 
 def boxed(tree: Any) -> Boxed:
-    """Make leaves static that JAX can't take as arguments."""
+    """Convert a tree to a `Boxed`, in which all leaves that aren't arrays are static."""
     return Boxed(jax.tree.map(lambda leaf: leaf if is_array_like(leaf) else _Static(leaf), tree))
 
 
 def call_model(f: Any, passing: str, params: Any, x: Any) -> Any:
-    """The model's values: `f(x, *params)`, `f(x, **params)` or `f(x, params)`."""
+    """Call the model by its calling convention.
+
+    Args:
+        f: The model.
+        passing: `'numbers'` for `f(x, *params)`, `'names'` for `f(x, **params)`, `'tree'` for
+            `f(x, params)`.
+        params: The params.
+        x: The positions of the data.
+    """
     if passing == "numbers":
         return f(x, *params)
     return f(x, **params) if passing == "names" else f(x, params)
@@ -61,16 +69,16 @@ def call_model(f: Any, passing: str, params: Any, x: Any) -> Any:
 def curve_residuals(
     f: Any, passing: str, likelihood: str | None = None, as_vector: bool = False
 ) -> Callable[[Any, Boxed, jax.Array], jax.Array]:
-    """The function `residuals(popt, positions, y)` whose sum of squares a fit minimizes.
+    """Make the residual function `residuals(popt, positions, y)` of a curve fit.
 
     Args:
         f: The model.
         passing: The calling convention of the model; see :func:`call_model`.
         likelihood: The distribution of the data; None for normal errors.
-        as_vector: Whether the residuals are raveled, for a covariance matrix.
+        as_vector: Whether the residuals are raveled, as a covariance matrix requires.
     """
-    is_kept = is_jitted(f) and is_eager(())
-    return (_jitted_residuals if is_kept else _residuals)(f, passing, likelihood, as_vector)
+    is_cacheable = is_jitted(f) and is_eager(())
+    return (_jitted_residuals if is_cacheable else _residuals)(f, passing, likelihood, as_vector)
 
 
 def _residuals(
@@ -87,80 +95,88 @@ def _residuals(
 
 @functools.lru_cache(maxsize=MAX_PROGRAMS)
 def _jitted_residuals(*args: Any) -> Callable[..., jax.Array]:
-    """Return jitted residuals of a jitted model, which repeated eager calls don't trace again."""
+    """Jit the residuals of a jitted model, so that repeated eager fits don't trace the model."""
     return jax.jit(_residuals(*args))
 
 
 def deviance_residuals(mu: jax.Array, y: jax.Array) -> jax.Array:
-    r"""Residuals whose sum of squares is the Poisson deviance.
+    r"""Compute residuals whose sum of squares is the Poisson deviance.
 
     .. math:: r = \operatorname{sign}(\mu - y) \sqrt{2 (\mu - y - y \ln(\mu / y))}
 
-    NaN where `y` or :math:`\mu` is negative, or where :math:`\mu = 0` and `y` isn't. Near
-    :math:`\mu = y` the square root is computed from the series :math:`t - \ln(1 + t) = t s - 2
-    \sum_k s^{2k+1} / (2k + 1)`, with :math:`t = \mu / y - 1` and :math:`s = t / (2 + t)`.
+    A residual is NaN if `y` or :math:`\mu` is negative, or if :math:`\mu = 0` and :math:`y > 0`.
+    Near :math:`\mu = y`, the formula cancels. The square root is computed there from the series
+    :math:`t - \ln(1 + t) = t s - 2 \sum_k s^{2k+1} / (2k + 1)`, with :math:`t = \mu / y - 1` and
+    :math:`s = t / (2 + t)`.
 
     Reference:
         McCullagh and Nelder (1989), Generalized linear models, section 2.4.3.
     """
     mu = jnp.broadcast_to(mu, y.shape)
-    empty = y == 0
-    count = jnp.where(empty, jnp.ones_like(y), y)
-    t = jnp.where(empty, jnp.ones_like(y), mu / count - 1)
-    near = jnp.abs(t) < 0.1  # five terms of the series are exact to 4e-16 there
-    small = jnp.where(near, t, jnp.zeros_like(t))
+    is_zero = y == 0
+    count = jnp.where(is_zero, jnp.ones_like(y), y)
+    t = jnp.where(is_zero, jnp.ones_like(y), mu / count - 1)
+    is_near = jnp.abs(t) < 0.1  # five terms of the series have an error of 4e-16 at most
+    small = jnp.where(is_near, t, jnp.zeros_like(t))
     w = 1 / (2 + small)
     z = jnp.square(small * w)
     tail = 1 / 3 + z * (1 / 5 + z * (1 / 7 + z * (1 / 9 + z / 11)))
-    inner = small * jnp.sqrt(w - 2 * small * w * jnp.square(w) * tail)
-    large = jnp.where(near, jnp.ones_like(t), t)
-    outer = jnp.sign(large) * jnp.sqrt(large - jnp.log1p(large))
-    # The derivative of sqrt(2 mu) is infinite at 0.
-    none = jnp.sqrt(2 * jnp.where(empty, mu, jnp.ones_like(mu)))
-    return jnp.where(empty, none, jnp.sqrt(2 * count) * jnp.where(near, inner, outer))
+    # The root without the factor t, because the derivative of sqrt(t^2) is NaN at 0.
+    series = small * jnp.sqrt(w - 2 * small * w * jnp.square(w) * tail)
+    large = jnp.where(is_near, jnp.ones_like(t), t)
+    formula = jnp.sign(large) * jnp.sqrt(large - jnp.log1p(large))
+    # For y = 0 only; the derivative of sqrt(2 mu) at 0 is infinite, and infinity times 0 is NaN.
+    of_zero = jnp.sqrt(2 * jnp.where(is_zero, mu, jnp.ones_like(mu)))
+    return jnp.where(is_zero, of_zero, jnp.sqrt(2 * count) * jnp.where(is_near, series, formula))
 
 
 def fisher_rows(J: jax.Array, r: jax.Array, mu: jax.Array, y: jax.Array) -> jax.Array:
-    r"""The Jacobian whose Gram matrix is the Fisher information.
+    r"""Scale the Jacobian's rows so that the Gram matrix is the Fisher information of counts.
 
-    A row of the Jacobian of deviance residuals is :math:`(1 - y / \mu) / r` times the derivative of
-    :math:`\mu`. In the Fisher information :math:`\sum_i \nabla \mu_i \nabla \mu_i^T / \mu_i` the
-    factor is :math:`1 / \sqrt{\mu}`.
+    A row of the Jacobian of deviance residuals is :math:`(1 - y / \mu) / r` times the gradient of
+    :math:`\mu`. In the Fisher information :math:`\sum_i \nabla \mu_i \nabla \mu_i^T / \mu_i`, the
+    factor of the gradient is :math:`1 / \sqrt{\mu}`.
+
+    Args:
+        J: The Jacobian of the deviance residuals.
+        r: The deviance residuals.
+        mu: The model's values, which are the expected counts.
+        y: The counts.
     """
     mu, r, y = (jnp.ravel(v) for v in (jnp.broadcast_to(mu, y.shape), r, y))
     root = jnp.sqrt(mu)
-    # At mu = y the slope is 1 / sqrt(mu); nearby, the quotient has the residual's rounding error.
-    near = jnp.abs(mu - y) <= jnp.finfo(mu.dtype).eps ** 0.5 * mu
-    slope = (mu - y) / jnp.where(near, jnp.ones_like(r), r) / mu
-    factor = jnp.where(near, jnp.ones_like(mu), 1 / (root * slope))
+    # At mu = y the slope is 1 / sqrt(mu). Near it, the quotient 0 / 0 has a large rounding error.
+    is_near = jnp.abs(mu - y) <= jnp.finfo(mu.dtype).eps ** 0.5 * mu
+    slope = (mu - y) / jnp.where(is_near, jnp.ones_like(r), r) / mu
+    factor = jnp.where(is_near, jnp.ones_like(mu), 1 / (root * slope))
     return J * factor[:, None]
 
 
-def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
+def broadcast_data(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
     """Broadcast data that are a single number to the shape of the model's values."""
     if y.ndim:
         return y
-    # A copy, because JAX caches traces by function, and globals that it reads may change.
+    # A copy, because JAX caches traces by function, and globals in the model may change.
     value = jax.eval_shape(copy_function(model), start, x)
     return jnp.broadcast_to(y, getattr(value, "shape", ()))
 
 
 def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str = "") -> None:
-    """Raise an error for fewer data than params, as SciPy does without bounds.
+    """Raise an error if there are fewer data than params without bounds, as in SciPy.
 
     Args:
         size: Number of data.
         n: Number of params.
         box: The bounds, or None.
-        name: The function that was called, for the message.
-        instead: Another function, which returns one of the many solutions, for the message.
-        of: The owner of the data and params, such as `' of a fit'`, for the message.
+        name: The function that the user called, for the message.
+        instead: The option that allows fewer data than params, for the message.
+        of: Text after "params" in the message, such as `' in a fit'`.
     """
     if size < n and box is None:
         raise TypeError(
-            f"{name}: there are fewer data than params{of} ({size} < {n}), so the params "
-            "are undetermined. Pass more data, fix params by writing their values into "
-            f"f, or use {instead} for one of the many solutions."
+            f"{name}: there are fewer data than params{of} ({size} < {n}), expected at least as "
+            "many data. Pass more data, replace params of f by constants, or use "
+            f"{instead} to get one of the many solutions."
         )
 
 
@@ -175,48 +191,50 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
         )
     if jnp.iscomplexobj(y) and not jnp.iscomplexobj(values):
         raise TypeError(
-            f"curve_fit: ydata are {y.dtype}, but f returned {values.dtype}, expected "
-            "complex values. A real model can't fit imaginary parts. Pass ydata.real, or "
-            "a model with complex values."
+            f"curve_fit: ydata are {y.dtype}, but f returned {values.dtype}, expected complex "
+            "values, because a real model can't fit imaginary parts. Pass ydata.real, or a model "
+            "with complex values."
         )
     if values.shape == () != y.shape and sum(map(jnp.size, jax.tree.leaves(params))) > 1:
         raise ValueError(
             f"curve_fit: f returned one number for {y.size} ydata, expected an array of shape "
-            f"{y.shape}. Does f sum over x? One number determines one param at most."
+            f"{y.shape}. Does f sum over x? One number determines at most one param."
         )
     if values.shape not in {y.shape, ()}:
         x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
-        ask = "Do xdata and ydata have the same length?"
+        advice = "Do xdata and ydata have the same length?"
         if values.size == y.size:
-            ask = "Ravel both of them, or neither."
+            advice = "Ravel the values and ydata, or neither."
         raise ValueError(
-            f"curve_fit: f returned shape {values.shape}{x_shape}, but ydata have shape {y.shape}; "
-            f"expected the same. {ask}"
+            f"curve_fit: f returned shape {values.shape}{x_shape}, expected the shape of ydata, "
+            f"{y.shape}. {advice}"
         )
     return values
 
 
 def has_jacobian(jac: Any, passing: str, name: str) -> bool:
-    """Whether `jac` is a function; raise an error if it doesn't match the params."""
+    """Whether `jac` is a function; raise an error if the params aren't separate numbers."""
     if not callable(jac):
         if jac not in (None, *SCHEMES):
             raise ValueError(f"{name}: jac = {jac!r}, expected a function jac(x, a, b, ...).")
         return False
     if passing != "numbers":
-        raise ValueError(f"{name}: jac is given, but p0 is a tree; expected numbers in a row.")
+        raise ValueError(
+            f"{name}: p0 is a tree, expected a sequence of numbers with jac. Omit jac for a tree."
+        )
     return True
 
 
 def residual_jacobian(jac: Any, passing: str, matrix: bool) -> Callable[..., jax.Array] | None:
-    """The Jacobian of the residuals, `(p, x, y) -> J`, from the Jacobian of the model.
+    """Convert a user's Jacobian of the model to the Jacobian function of the residuals.
 
     Args:
-        jac: `jac(x, a, b, ...)` of shape `[m, n]`, or None or a name of SciPy.
-        passing: The calling convention of the model, for a vector of params.
-        matrix: Whether the residuals are raveled, for a covariance matrix.
+        jac: `jac(x, a, b, ...)` returns shape `[m, n]`; None or a name of SciPy has no effect.
+        passing: The calling convention of the model, which must be `'numbers'`.
+        matrix: Whether the residuals are raveled, as a covariance matrix requires.
 
     Returns:
-        The function; None without `jac`.
+        A function of the params, the positions and the data; None if `jac` isn't a function.
     """
     if not has_jacobian(jac, passing, "curve_fit"):
         return None

@@ -19,14 +19,14 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
 
     .. math:: P(|T| < t) = I_{t^2 / (\nu + t^2)}\!\left( \tfrac12, \tfrac{\nu}{2} \right) = p
 
-    The equation is solved for `t` by bisection in its logarithm.
+    The equation is solved for :math:`\ln t` by bisection.
 
     Args:
         level: The probability `p`, between 0 and 1.
         dof: The degrees of freedom :math:`\nu`; infinite for the normal distribution.
 
     Returns:
-        A scalar; infinite without degrees of freedom.
+        The quantile `t`, a scalar; infinite without degrees of freedom.
 
     Example:
         >>> from fnopt.curves import t_quantile
@@ -36,18 +36,19 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
     dtype = default_float()
     p, nu = jnp.asarray(level, dtype), jnp.asarray(dof, dtype)
     normal = jnp.sqrt(jnp.asarray(2, dtype)) * erfinv(p)
-    usable = jnp.where((nu > 0) & (nu < _NEARLY_NORMAL), nu, jnp.ones_like(nu))
+    # A substitute keeps the bisection finite if another branch is selected below.
+    safe_nu = jnp.where((nu > 0) & (nu < _NEARLY_NORMAL), nu, jnp.ones_like(nu))
 
     def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
         middle = (low + high) / 2
         square = jnp.exp(2 * middle)
-        # The upper tail probability keeps more digits than the distribution function near one.
-        outside = betainc(usable / 2, jnp.asarray(0.5, dtype), usable / (usable + square))
-        return jnp.where(outside > 1 - p, middle, low), jnp.where(outside > 1 - p, high, middle)
+        # P(|T| > t), because P(|T| < t) has fewer digits near 1.
+        tail = betainc(safe_nu / 2, jnp.asarray(0.5, dtype), safe_nu / (safe_nu + square))
+        return jnp.where(tail > 1 - p, middle, low), jnp.where(tail > 1 - p, high, middle)
 
-    # Bisection of log t, between 3e-7 and 2e17: 64 halvings are exact in float64 too.
-    ends = (jnp.full_like(p * usable, -15), jnp.full_like(p * usable, 40))
+    # t is between exp(-15) = 3e-7 and exp(40) = 2e17; 64 halvings are exact in float64 too.
+    ends = (jnp.full_like(p * safe_nu, -15), jnp.full_like(p * safe_nu, 40))
     low, high = lax.fori_loop(0, 64, halve, ends)
     student = jnp.exp((low + high) / 2)
     t = jnp.where(nu < _NEARLY_NORMAL, student, normal)

@@ -1,4 +1,4 @@
-"""Uncertainty of a fit: intervals, bands, correlation, chi-square."""
+"""Covariance, standard errors, confidence intervals and bands, and chi-square of a fit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ AnyFit = Any  # a Solution or a Fit; importing Fit would be circular
 
 
 class Band(NamedTuple):
-    """A prediction with a confidence band; each field is an array like the prediction.
+    """Prediction with a confidence band; each field is an array like the prediction.
 
     Attributes:
         value: The prediction.
         lower: The lower end of the band.
-        upper: The upper end.
-        error: The standard error.
+        upper: The upper end of the band.
+        error: The standard error of the prediction.
     """
 
     value: jax.Array
@@ -47,52 +47,62 @@ class Band(NamedTuple):
 
 
 def solution_of(fit: Any, name: str) -> Solution:
-    """Solution of a fit; `name` is the calling function, for messages."""
+    """Return the `Solution` of a fit; raise an error unless there is exactly one fit.
+
+    Args:
+        fit: The result of `curve_fit` or `least_squares`.
+        name: The function that the user called, for messages.
+    """
     solution = getattr(fit, "solution", fit)
     if hasattr(fit, "undetermined"):
         raise TypeError(
-            f"{name}: the fit is a {type(fit).__name__} of many fits, expected one fit. "
-            "Use its fit.errors and fit.covariance, or fit one data set by curve_fit."
+            f"{name}: the fit is a {type(fit).__name__} of many fits, expected one fit. Use "
+            "fit.errors and fit.covariance, or fit one data set with curve_fit."
         )
     if not isinstance(solution, Solution):
         kind = type_text(fit) if hasattr(fit, "dtype") else f"a {type(fit).__name__}"
         raise TypeError(
-            f"{name}: the fit is {kind}, expected what curve_fit or least_squares "
-            "returns. Pass fit = curve_fit(...): popt and pcov alone lack the Jacobian."
+            f"{name}: the fit is {kind}, expected a result of curve_fit or least_squares. Pass "
+            "fit = curve_fit(...), because popt and pcov don't contain the Jacobian."
         )
     if getattr(solution.status, "ndim", 0):
         raise ValueError(
-            f"{name}: the fit is a batch of shape {solution.status.shape}, expected one fit. Write "
+            f"{name}: the fit is a batch of shape {solution.status.shape}, expected one fit. Use "
             "jax.vmap(lambda fit: ...)(fit)."
         )
     return solution
 
 
 def curve_of(fit: Any, name: str) -> Any:
-    """Check that a fit has a curve; `name` is the calling function, for messages."""
+    """Check that a fit is a result of `curve_fit`, and return the fit.
+
+    Args:
+        fit: The fit.
+        name: The function that the user called, for messages.
+    """
     if solution_of(fit, name) is fit:
         raise TypeError(
-            f"{name}: the fit is a Solution of least_squares, which has no data and no curve; "
-            "expected what curve_fit returns. Write fit = curve_fit(f, x, y, p0)."
+            f"{name}: the fit is a Solution of least_squares without data and curve, expected a "
+            "result of curve_fit. Pass fit = curve_fit(f, x, y, p0)."
         )
     return fit
 
 
 def knows_sigma(fit: Any, absolute_sigma: bool) -> bool:
-    """Whether the variance of the data is known."""
+    """Whether the variance of the data is known, by the option or by the fit."""
     return absolute_sigma or getattr(fit, "absolute_sigma", False)
 
 
 def _data_deviation(solution: Solution) -> jax.Array:
     """Standard deviation of the data; infinite without degrees of freedom."""
-    assert solution.jacobian is not None, "errors of params were had from a Jacobian"
+    assert solution.jacobian is not None, "the caller needed the Jacobian before"
     dof, m = solution.dof, solution.jacobian.shape[-2]
     deviation = residual_deviation(solution.cost, solution.residuals, m, dof)
     return jnp.where(dof > 0, deviation, jnp.inf)
 
 
 def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
-    """Return Student's quantile, or the normal quantile for known standard deviations."""
+    """Quantile of Student's t distribution; of the normal distribution for a known variance."""
     if not hasattr(level, "__float__") or not 0 < level < 1:
         raise ValueError(f"level = {level!r}, expected a fraction between 0 and 1, such as 0.95.")
     dof = jnp.inf if absolute_sigma else solution.dof
@@ -106,15 +116,15 @@ def reduced_chi_square(fit: AnyFit) -> jax.Array:
 
     Here `k` is the rank of the Jacobian.
 
-    With residuals in units of known standard deviations (`sigma`), the value is near 1 if both the
-    model and the standard deviations are correct. A much larger value indicates that the model or a
+    If the residuals are divided by known standard deviations (`sigma`), the value is near 1 for a
+    correct model and correct standard deviations. A much larger value indicates that the model or a
     standard deviation is wrong.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
 
     Returns:
-        A scalar; infinite without degrees of freedom.
+        The reduced chi-square, a scalar; infinite without degrees of freedom.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -137,8 +147,8 @@ def correlation(fit: AnyFit) -> jax.Array:
         fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
 
     Returns:
-        An array of shape `[n, n]` for the concatenated params; NaN for params that the data
-        don't determine, 0 for fixed params.
+        An array of shape `[n, n]` for the concatenated params. Rows and columns are NaN for params
+        that the data don't determine, and 0 for fixed params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -161,28 +171,27 @@ def covariance(
 
     .. math:: C = s^2 (J^T J)^+, \qquad s^2 = \frac{\|r\|^2}{m - k}
 
-    Here `k` is the rank of the Jacobian. The covariance of a function with derivative `G` is
-    :math:`G C G^T`. After a fit with a sparse Jacobian, this covariance is computed from a sparse
-    Cholesky factor, with one solve for each number that the function returns; `C` isn't formed. Use
-    `of` for the marginal covariances of a few poses of a graph. If the data don't determine a
-    number, its rows and columns are infinite.
+    Here `k` is the rank of the Jacobian. The covariance of a function with Jacobian `G` is
+    :math:`G C G^T`. After a fit with a sparse Jacobian, `C` isn't formed. The covariance of the
+    function is computed from a sparse Cholesky factor, with one solve for each output. For example,
+    pass `of` to compute the marginal covariances of a few poses of a pose graph.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
-        absolute_sigma: Whether the residuals are in units of known standard deviations; then
+        absolute_sigma: Whether the residuals are divided by known standard deviations, so that
             :math:`s^2 = 1`.
         of: A function `of(params)` that returns an array of `q` numbers, such as
             `lambda p: SE3.local(T, p["T"].value[7])` for the tangent of a pose with value `T`;
             None for all params.
 
     Returns:
-        An array of shape `[q, q]`, or `[n, n]` without `of`, for the concatenated leaves.
-        Rows and columns are infinite for numbers that the data don't determine, and zero for
-        fixed params. All entries are infinite without degrees of freedom. For a param on a
-        manifold, rows and columns are the coordinates of the tangent space at the solution.
+        An array of shape `[q, q]`, or `[n, n]` without `of`, for the concatenated leaves. Rows and
+        columns are infinite for outputs or params that the data don't determine, and zero for fixed
+        params. All entries are infinite without degrees of freedom. For a param on a manifold, the
+        rows and columns belong to coordinates of the tangent space at the solution.
 
     Raises:
-        ValueError: If the solver formed no Jacobian.
+        ValueError: If the solver didn't form the Jacobian.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -209,8 +218,8 @@ def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        A tree like the params. A param on a manifold has a standard error for each of its tangent
-        coordinates, `[..., dimension]`: see :mod:`fnopt.manifolds`.
+        A tree like the params. A param on a manifold has one standard error for each tangent
+        coordinate, `[..., dimension]`; see :mod:`fnopt.manifolds`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -236,8 +245,9 @@ def confidence_intervals(
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        The lower and the upper ends, two trees like the params; infinite for params that the data
-        don't determine. For a param on a manifold, the ends are tangent coordinates around 0.
+        The lower ends and the upper ends, two trees like the params. The ends are infinite for
+        params that the data don't determine. For a param on a manifold, the ends are tangent
+        coordinates around 0.
 
     Raises:
         ValueError: If `level` isn't between 0 and 1.
@@ -266,26 +276,26 @@ def predict_band(
     noise: float | jax.Array | bool = False,
     absolute_sigma: bool = False,
 ) -> Band:
-    r"""Compute a prediction from fitted params, with its confidence band.
+    r"""Compute a prediction from fitted params, with a confidence band.
 
     .. math:: f(\hat\theta) \pm t_p \sqrt{g^T C g + s^2}, \qquad
         g = \nabla_\theta f(\hat\theta)
 
     Args:
-        predict: A function `predict(params)` that returns an array. For a `Fit` its argument is
+        predict: A function `predict(params)` that returns an array. For a `Fit`, the argument is
             `fit.params`.
         fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
         level: The probability that the band contains the true value, at each point.
-        noise: The standard deviation :math:`s` of new data, in the units of the prediction; the
-            band then contains new data with probability `level`. True uses
-            :math:`s^2 = \|r\|^2 / (m - n)` of the fit, which has these units only without `sigma`
-            and `weights`. With False, the band is for the curve itself.
+        noise: The standard deviation :math:`s` of new data, in the units of the prediction. The
+            band then contains a new datum with probability `level`. True estimates
+            :math:`s^2 = \|r\|^2 / (m - n)` from the residuals, which is valid only without `sigma`
+            and `weights`. With False, the band is for the curve without noise.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        The prediction, the ends of the band, and the standard error; infinite if the data don't
-        determine the prediction. The data may determine a function of the params, such as a sum,
-        without determining each param.
+        The prediction, the ends of the band, and the standard error. The ends and the error are
+        infinite if the data don't determine the prediction. The data may determine a function of
+        the params, such as a sum, without determining each param.
 
     Raises:
         TypeError: If `predict` isn't a function of the params that returns an array.
@@ -306,7 +316,7 @@ def predict_band(
     if not callable(predict):
         raise TypeError(
             f"predict_band: predict is a {type(predict).__name__}, expected a function of the "
-            "params; the fit comes second."
+            "params. Pass the fit as the second argument."
         )
     solution = solution_of(fit, "predict_band")
     known = knows_sigma(fit, absolute_sigma)
@@ -314,9 +324,9 @@ def predict_band(
     value, J = linearised_prediction(predict, fit, solution)
     error = factor_of(solution, known).errors(J)
     if noise is not False:
-        spread = _data_deviation(solution) if noise is True else jnp.asarray(noise, value.dtype)
-        # The variances of the prediction and of new data add.
-        error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(spread, shape.shape)))
+        deviation = _data_deviation(solution) if noise is True else jnp.asarray(noise, value.dtype)
+        # Prediction and new data have independent errors, so their variances add.
+        error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(deviation, shape.shape)))
     half_width = quantile_of(solution, level, known) * error
     return Band(
         *(v.reshape(shape.shape) for v in (value, value - half_width, value + half_width, error))

@@ -1,4 +1,4 @@
-"""Ready-made models for curve fits: functions of x with named params, closed under + and *."""
+"""Models for curve fits: functions of x with named params, which can be added and multiplied."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Explain unknown names, such as lmfit's `GaussianModel`."""
-    spellings = {known.lower(): known for known in __all__}
-    plain = name.replace("_", "").lower()
-    near = difflib.get_close_matches(plain.removesuffix("model") or plain, spellings, n=1)
-    hint = f" Did you mean {spellings[near[0]]}?" if near else ""
+    """Suggest a name in place of an unknown name, such as lmfit's `GaussianModel`."""
+    spellings = {exported.lower(): exported for exported in __all__}
+    lower = name.replace("_", "").lower()
+    matches = difflib.get_close_matches(lower.removesuffix("model") or lower, spellings, n=1)
+    hint = f" Did you mean {spellings[matches[0]]}?" if matches else ""
     raise AttributeError(f"module 'fnopt.models' has no attribute {name!r}.{hint}")

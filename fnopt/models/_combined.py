@@ -1,4 +1,4 @@
-"""Models of several data sets with shared params."""
+"""Model of several data sets with shared params."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fnopt.models._model import Bounds, Model
 
 
 class Datasets(Model):
-    """A model of several data sets, with shared and separate params.
+    """Model of several data sets, with shared and separate params.
 
-    Fit the model to a tuple of x arrays and the concatenated data. A separate param `a` is named
-    `a_0`, `a_1` and so on; a shared param keeps its name.
+    Fit the model to a tuple of x arrays and the concatenated data. A separate param `a` has the
+    names `a_0`, `a_1` and so on. A shared param keeps its name.
 
     Args:
         model: The model of one data set.
@@ -25,7 +25,8 @@ class Datasets(Model):
         shared: The names of the shared params, or one name.
 
     Raises:
-        ValueError: If the model has no param of a shared name, or if there aren't `count` x arrays.
+        ValueError: If `shared` contains a name that isn't a param of the model, or if there aren't
+            `count` x arrays.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -55,40 +56,40 @@ class Datasets(Model):
     def _check(self, x: Any) -> None:
         count = len(x) if isinstance(x, (tuple, list)) else (*jnp.shape(x), None)[0]
         if count != self.count:
-            given = "one number" if count is None else f"{count} entries"
+            size = "is one number" if count is None else f"has {count} entries"
             raise ValueError(
-                f"{where()}Datasets: xdata has {given}, expected {self.count}: a tuple with the "
-                "positions of each set."
+                f"{where()}Datasets: xdata {size}, expected a tuple of {self.count} arrays, the "
+                "positions of each data set."
             )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the params of all data sets; shared params occur once."""
+        """Names of the params of all data sets, with shared params once."""
         return tuple(dict.fromkeys(n for i in range(self.count) for n in self._names_of(i)))
 
     @property
     def bounds(self) -> Bounds:
-        """Bounds of the model, for every data set."""
+        """Bounds of the params of all data sets."""
         sets = [zip(self._names_of(i), self.model.names, strict=True) for i in range(self.count)]
-        known = self.model.bounds
-        return {new: known[old] for pairs in sets for new, old in pairs if old in known}
+        bounds = self.model.bounds
+        return {new: bounds[old] for pairs in sets for new, old in pairs if old in bounds}
 
     def values(self, x: Any, *values: Any) -> jax.Array:
-        """Values of all data sets, concatenated."""
+        """Concatenated values of the model for all data sets."""
         self._check(x)
         params = dict(zip(self.names, values, strict=True))
-        each = [[params[name] for name in self._names_of(i)] for i in range(self.count)]
+        set_params = [[params[name] for name in self._names_of(i)] for i in range(self.count)]
         return jnp.concatenate(
-            [jnp.ravel(self.model(xi, *p)) for xi, p in zip(x, each, strict=True)]
+            [jnp.ravel(self.model(xi, *p)) for xi, p in zip(x, set_params, strict=True)]
         )
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Initial guesses for all data sets; for a shared param, the mean over the data sets."""
+        """Guess the params from each data set; a shared param is the mean over the data sets."""
         self._check(x)
         ends = np.cumsum([np.size(xi) for xi in x])[:-1].tolist()
         guesses = [self.model.guess(*pair) for pair in zip(x, jnp.split(y, ends), strict=True)]
-        found: dict[str, list[jax.Array]] = {}
+        by_name: dict[str, list[jax.Array]] = {}
         for i, guess in enumerate(guesses):
             for new, old in zip(self._names_of(i), self.model.names, strict=True):
-                found.setdefault(new, []).append(guess[old])
-        return {name: jnp.mean(jnp.stack(values)) for name, values in found.items()}
+                by_name.setdefault(new, []).append(guess[old])
+        return {name: jnp.mean(jnp.stack(values)) for name, values in by_name.items()}

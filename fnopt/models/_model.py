@@ -1,4 +1,4 @@
-"""A model: a function of x with named params."""
+"""Base classes of models: functions of x with named params, their sums and products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.numerics import default_float
 Bounds = dict[str, tuple[float | None, float | None]]
 
 
-# Attributes of lmfit's models, and what replaces them.
+# Attributes of lmfit's models, and the expressions that replace them in fnopt.
 _ELSEWHERE = {
     "fit": "fnopt.curve_fit(model, x, y)",
     "make_params": "a dict, p0={'center': 2.0}",
@@ -27,11 +27,11 @@ _ELSEWHERE = {
 
 
 class Model(Value):
-    """A function of x with named params, bounds, and an initial guess from data.
+    """Function of x with named params, bounds, and an initial guess from data.
 
-    Call a model as `model(x, **params)`, `model(x, params)` or `model(x, *values)`. Add and
-    multiply models: `Gaussian("a_") + Linear("b_")`, `sum(models)`. :func:`fnopt.curve_fit`
-    takes a model as its function.
+    Call a model as `model(x, **params)`, `model(x, params)` or `model(x, *values)`. Models can be
+    added and multiplied: `Gaussian("a_") + Linear("b_")`, `sum(models)`. Pass a model as the
+    function `f` of :func:`fnopt.curve_fit`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,35 +48,36 @@ class Model(Value):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the params, in the order of `values`."""
+        """Names of the params, in the order of the arguments of :meth:`values`."""
         raise NotImplementedError
 
     @property
     def bounds(self) -> Bounds:
-        """Lower and upper bound of each bounded param; None for no bound."""
+        """Lower and upper bound of each bounded param, by name; None for no bound."""
         return {}
 
     def values(self, x: Any, *values: Any) -> jax.Array:
-        """Values of the model, with params in the order of `names`."""
+        """Evaluate the model at `x`, with the params in the order of `names`."""
         raise NotImplementedError
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Guess of the params, by name."""
+        """Guess the params from data; return a dict keyed by name."""
         raise ValueError(
-            f"{where()}{self!r} can't guess initial values; pass p0, a dict with {self.names}."
+            f"{where()}{self!r} can't guess initial values, expected p0. Pass p0 as a dict with "
+            f"the keys {self.names}."
         )
 
     @property
     def is_peak(self) -> bool:
-        """Whether the model vanishes far from its center; the guess of a sum treats peaks last."""
+        """Whether the model is near zero far from its center, so that a sum guesses it last."""
         return False
 
     def parts(self) -> tuple[Model, ...]:
-        """Terms of a sum."""
+        """The terms of a sum; the model itself if it isn't a sum."""
         return (self,)
 
     def components(self, x: Any, params: dict[str, Any]) -> dict[str, jax.Array]:
-        """Values of every term of a sum, keyed by prefix, or by class name without a prefix."""
+        """Evaluate every term of a sum; return a dict keyed by prefix or class name."""
         return {
             getattr(part, "prefix", "") or type(part).__name__: part(x, params)
             for part in self.parts()
@@ -89,9 +90,9 @@ class Model(Value):
         if not values and not missing:
             values = tuple(params[name] for name in self.names)
         elif params or len(values) != len(self.names):
-            given = sorted(params) if params else f"{len(values)} numbers"
+            passed = sorted(params) if params else f"{len(values)} numbers"
             raise TypeError(
-                f"{where()}{self!r} takes the params {list(self.names)}, but got {given}."
+                f"{where()}{self!r} got {passed}, expected the params {list(self.names)}."
             )
         return self.values(x, *values)
 
@@ -99,7 +100,7 @@ class Model(Value):
         return _combine(self, other, is_product=False)
 
     def __radd__(self, other: Any) -> Model:
-        is_start_of_sum = isinstance(other, int) and other == 0
+        is_start_of_sum = isinstance(other, int) and other == 0  # `sum` adds to 0
         return self if is_start_of_sum else _combine(self, other, is_product=False)
 
     def __mul__(self, other: Model) -> Model:
@@ -109,7 +110,7 @@ class Model(Value):
 
 
 class Component(Model):
-    """Model of a single function; the function's arguments after x are the params.
+    """Model of a single function, whose arguments after x are the params.
 
     Args:
         prefix: Prefix of the names of the params.
@@ -117,7 +118,7 @@ class Component(Model):
 
     prefix: str = static(default="")
     curve: ClassVar[Callable[..., jax.Array]]  # function of x and the params
-    positive: ClassVar[tuple[str, ...]] = ()  # params with the lower bound 0
+    positive: ClassVar[tuple[str, ...]] = ()  # names of the params with the lower bound 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,32 +129,31 @@ class Component(Model):
 
     @property
     def bounds(self) -> Bounds:
-        """Lower bound 0 for scales."""
+        """Lower bound 0 for the params in `positive`."""
         return {self.prefix + name: (0.0, None) for name in self.positive}
 
     def values(self, x: Any, *values: Any) -> jax.Array:
-        """Values of the function."""
+        """Evaluate the function at `x`."""
         return self.curve(jnp.asarray(x), *values)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Initial guess, in the order of `names`."""
+        """Guess the params from data, in the order of `names`."""
         del x, y
         raise NotImplementedError
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Guess of the params, by name."""
+        """Guess the params from data; return a dict keyed by name."""
         x, y = (jnp.asarray(v, default_float()) for v in (x, y))
         if x.shape != y.shape:
             raise ValueError(
-                f"{where()}{self!r} guesses initial values from x of shape {x.shape} and "
-                f"y of shape {y.shape}, expected the same shape. Do x and y have the same "
-                "length?"
+                f"{where()}{self!r}: x has shape {x.shape} and y has shape {y.shape}, expected "
+                "equal shapes for a guess of the params. Pass one x for each y, or pass p0."
             )
         try:
-            found = self.start(x, y)
-        except NotImplementedError:  # the model defines no guess of its own
+            start = self.start(x, y)
+        except NotImplementedError:  # the class doesn't define a guess
             return super().guess(x, y)
-        return {n: jnp.asarray(v, y.dtype) for n, v in zip(self.names, found, strict=True)}
+        return {n: jnp.asarray(v, y.dtype) for n, v in zip(self.names, start, strict=True)}
 
 
 class Function(Component):
@@ -171,11 +171,12 @@ def model(fn: Callable[..., Any], prefix: str = "") -> Model:
     """Make a model from a function, for example to add it to other models.
 
     Args:
-        fn: `fn(x, a, b, ...)`, written with `jax.numpy`; its arguments name the params.
+        fn: `fn(x, a, b, ...)`, written with `jax.numpy`. The names of its arguments after x are the
+            names of the params.
         prefix: Prefix of the names of the params.
 
     Returns:
-        The model, without an initial guess: pass `p0` for its params.
+        The model. It can't guess its params, so pass `p0` to a fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -188,7 +189,7 @@ def model(fn: Callable[..., Any], prefix: str = "") -> Model:
 
 
 class Combined(Model):
-    """The sum or product of two models."""
+    """Sum or product of two models."""
 
     left: Model
     right: Model
@@ -206,41 +207,41 @@ class Combined(Model):
 
     @property
     def is_peak(self) -> bool:
-        """Whether the model vanishes far away."""
+        """Whether one of the models is a peak."""
         return self.left.is_peak or self.right.is_peak
 
     def values(self, x: Any, *values: Any) -> jax.Array:
-        """Sum or product of the values of both models."""
+        """Evaluate the sum or the product of both models."""
         n = len(self.left.names)
         left, right = self.left(x, *values[:n]), self.right(x, *values[n:])
         return left * right if self.is_product else left + right
 
     def parts(self) -> tuple[Model, ...]:
-        """Terms of a sum."""
+        """The terms of a sum; the model itself if it is a product."""
         return (self,) if self.is_product else self.left.parts() + self.right.parts()
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Initial guess of every term from the data minus previous terms, with peaks last."""
+        """Guess every term from the data minus the previous terms, with peaks last."""
         if self.is_product:
             return super().guess(x, y)
-        found, rest = {}, jnp.asarray(y, default_float())
+        guess, remainder = {}, jnp.asarray(y, default_float())
         for part in sorted(self.parts(), key=lambda part: part.is_peak):
-            start = part.guess(x, rest)
-            found |= start
-            rest = rest - part(x, start)
-        return found
+            start = part.guess(x, remainder)
+            guess |= start
+            remainder = remainder - part(x, start)
+        return guess
 
 
 def _combine(left: Model, right: Any, is_product: bool) -> Model:
     if not isinstance(right, Model):
         raise TypeError(
-            f"{where()}{right!r:.60} can't be combined with a model, expected a model. Write "
-            "fnopt.models.model(fn) for a function, Constant() for a number."
+            f"{where()}{right!r:.60} can't be combined with a model, expected a model. Use "
+            "fnopt.models.model(fn) for a function, and Constant() for a number."
         )
-    twice = sorted(set(left.names) & set(right.names))
-    if twice:
+    common = sorted(set(left.names) & set(right.names))
+    if common:
         raise ValueError(
-            f"{where()}both models have params {twice}. Give one a prefix: {type(right).__name__}"
-            "('b_')."
+            f"{where()}both models have the params {common}, expected different names. Use a "
+            f"prefix for one model, such as {type(right).__name__}('b_')."
         )
     return Combined(left, right, is_product)

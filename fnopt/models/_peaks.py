@@ -1,4 +1,4 @@
-"""Models of peaks: `amplitude` is the area, `center` the position, `sigma` the width (lmfit)."""
+"""Peak models with lmfit's params: `amplitude` is the area, and `sigma` the width."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from fnopt.models._model import Component
 
-_TERMS = 32  # 12 digits by Weideman (1994), table 1
+_TERMS = 32  # for 12 digits, Weideman (1994), table 1
 
 
 @functools.cache
 def _coefficients(terms: int) -> tuple[float, np.ndarray]:
-    """Scale `L` of the conformal map, and the coefficients, highest power first."""
+    """Scale `L` of the conformal map, and the coefficients, with the highest power first."""
     scale = np.sqrt(terms / np.sqrt(2))  # Weideman (1994), eq. 38
     points = 4 * terms
     angle = np.pi * np.arange(-points // 2 + 1, points // 2) / (points // 2)
@@ -28,7 +28,7 @@ def _coefficients(terms: int) -> tuple[float, np.ndarray]:
 
 
 def faddeeva(x: jax.Array, y: jax.Array) -> jax.Array:
-    r"""Real part of the Faddeeva function, :math:`\Re e^{-z^2} \operatorname{erfc}(-i z)`.
+    r"""Evaluate the real part of the Faddeeva function, :math:`e^{-z^2} \operatorname{erfc}(-i z)`.
 
     .. math:: w(z) \approx \frac{2}{(L - i z)^2} \sum_{k=0}^{31} a_k Z^k
         + \frac{1}{\sqrt \pi (L - i z)}, \qquad Z = \frac{L + i z}{L - i z}
@@ -52,54 +52,59 @@ def faddeeva(x: jax.Array, y: jax.Array) -> jax.Array:
     """
     scale, coefficients = _coefficients(_TERMS)
     x, y = jnp.broadcast_arrays(jnp.asarray(x), jnp.asarray(y))
-    below = jax.lax.complex(scale + y, -x)
-    ratio = jax.lax.complex(scale - y, x) / below
+    denominator = jax.lax.complex(scale + y, -x)  # L - i z
+    ratio = jax.lax.complex(scale - y, x) / denominator
     total = jnp.zeros_like(ratio)
     for a in coefficients.tolist():
         total = total * ratio + a
-    return jnp.real((2 * total / below + 1 / np.sqrt(np.pi).item()) / below)
+    return jnp.real((2 * total / denominator + 1 / np.sqrt(np.pi).item()) / denominator)
 
 
-def _width(sigma: Any) -> jax.Array:
-    """Replace a width of zero, which the bounds allow, by a nonzero width."""
+def _nonzero_width(sigma: Any) -> jax.Array:
+    """Replace a width of zero, which the bounds allow, by a small positive width."""
     sigma = jnp.asarray(sigma)
+    # The square root of the smallest normal number, because the square of the width occurs in
+    # derivatives.
     return jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny ** 0.5)
 
 
 def _gaussian(x: jax.Array, amplitude: Any, center: Any, sigma: Any) -> jax.Array:
-    sigma = _width(sigma)
+    sigma = _nonzero_width(sigma)
     z = (x - center) / sigma
     return amplitude / (sigma * math.sqrt(2 * math.pi)) * jnp.exp(-0.5 * jnp.square(z))
 
 
 def _lorentzian(x: jax.Array, amplitude: Any, center: Any, sigma: Any) -> jax.Array:
-    sigma = _width(sigma)
+    sigma = _nonzero_width(sigma)
     return amplitude / (math.pi * sigma * (1 + jnp.square((x - center) / sigma)))
 
 
 def _voigt(x: jax.Array, amplitude: Any, center: Any, sigma: Any, gamma: Any) -> jax.Array:
-    sigma = _width(sigma)
+    sigma = _nonzero_width(sigma)
     w = faddeeva((x - center) / (sigma * math.sqrt(2)), gamma / (sigma * math.sqrt(2)))
     return amplitude * w / (sigma * math.sqrt(2 * math.pi))
 
 
 def highest(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Height, position and full width at half maximum of the highest peak, or deepest dip.
+    """Estimate height, position and full width at half maximum of the highest peak.
 
-    The full width is twice the half width on the narrower side, because another peak may overlap
-    the wider side.
+    If the minimum is farther from the median than the maximum, the peak is the deepest dip. The
+    full width is twice the half width on the narrower side, because another peak may overlap the
+    wider side.
     """
-    up = jnp.max(y) - jnp.median(y) >= jnp.median(y) - jnp.min(y)
-    base = jnp.where(up, jnp.min(y), jnp.max(y))
+    is_upward = jnp.max(y) - jnp.median(y) >= jnp.median(y) - jnp.min(y)
+    base = jnp.where(is_upward, jnp.min(y), jnp.max(y))
     size = jnp.abs(y - base)
     center, height = x[jnp.argmax(size)], jnp.max(size)
-    away = jnp.abs(x - center)
-    sides = [
-        jnp.where((size < height / 2) & side, away, jnp.inf) for side in (x < center, x > center)
+    distance = jnp.abs(x - center)
+    half_widths = [
+        jnp.min(jnp.where((size < height / 2) & side, distance, jnp.inf))
+        for side in (x < center, x > center)
     ]
-    half = jnp.minimum(jnp.min(sides[0]), jnp.min(sides[1]))
-    half = jnp.where(jnp.isfinite(half), half, jnp.max(away))
-    return jnp.where(up, height, -height), center, 2 * half
+    half_width = jnp.minimum(*half_widths)
+    # If the data don't fall below half the maximum, the peak is as wide as the data.
+    half_width = jnp.where(jnp.isfinite(half_width), half_width, jnp.max(distance))
+    return jnp.where(is_upward, height, -height), center, 2 * half_width
 
 
 class _Peak(Component):
@@ -107,17 +112,17 @@ class _Peak(Component):
 
     @property
     def is_peak(self) -> bool:
-        """True, because a peak vanishes far from its center."""
+        """True, so that a sum guesses peaks after all other terms."""
         return True
 
 
 class Gaussian(_Peak):
-    r"""A Gaussian, :math:`\frac{A}{\sigma \sqrt{2 \pi}} e^{-(x - \mu)^2 / (2 \sigma^2)}`.
+    r"""Gaussian peak, :math:`\frac{A}{\sigma \sqrt{2 \pi}} e^{-(x - \mu)^2 / (2 \sigma^2)}`.
 
-    Its params are `amplitude` (the area :math:`A`), `center` and `sigma`.
+    The params are `amplitude` (the area :math:`A`), `center` (:math:`\mu`) and `sigma`.
 
     Args:
-        prefix: The prefix of the names of its params.
+        prefix: Prefix of the names of the params.
 
     Example:
         >>> from fnopt.models import Gaussian
@@ -131,20 +136,20 @@ class Gaussian(_Peak):
     curve = staticmethod(_gaussian)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess of the highest peak."""
+        """Guess the params from the highest peak of the data."""
         height, center, width = highest(x, y)
         sigma = width / math.sqrt(8 * math.log(2))
         return height * sigma * math.sqrt(2 * math.pi), center, sigma
 
 
 class Lorentzian(_Peak):
-    r"""A Lorentzian, :math:`\frac{A}{\pi} \frac{\sigma}{(x - \mu)^2 + \sigma^2}`.
+    r"""Lorentzian peak, :math:`\frac{A}{\pi} \frac{\sigma}{(x - \mu)^2 + \sigma^2}`.
 
-    Its params are `amplitude` (the area :math:`A`), `center` and `sigma`, half the width at half of
-    the maximum.
+    The params are `amplitude` (the area :math:`A`), `center` (:math:`\mu`) and `sigma` (the half
+    width at half maximum).
 
     Args:
-        prefix: The prefix of the names of its params.
+        prefix: Prefix of the names of the params.
 
     Example:
         >>> from fnopt.models import Lorentzian
@@ -155,23 +160,24 @@ class Lorentzian(_Peak):
     curve = staticmethod(_lorentzian)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess of the highest peak."""
+        """Guess the params from the highest peak of the data."""
         height, center, width = highest(x, y)
         return height * width * math.pi / 2, center, width / 2
 
 
 class Voigt(_Peak):
-    r"""A Gaussian of width `sigma` convolved with a Lorentzian of width `gamma`.
+    r"""Voigt profile, the convolution of a Gaussian with width `sigma` and a Lorentzian.
 
     .. math:: \frac{A}{\sigma \sqrt{2 \pi}} \Re w\!\left(
         \frac{x - \mu + i \gamma}{\sigma \sqrt 2} \right)
 
-    with the Faddeeva function :func:`fnopt.models.faddeeva`. Its params are `amplitude` (the area
-    :math:`A`), `center`, `sigma` and `gamma`. lmfit ties `gamma` to `sigma`; in fnopt write
-    `constraints={"gamma": fnopt.tied(lambda p: p["sigma"])}`.
+    with the Faddeeva function :math:`w`, see :func:`fnopt.models.faddeeva`. The params are
+    `amplitude` (the area :math:`A`), `center` (:math:`\mu`), `sigma` and `gamma` (the half width of
+    the Lorentzian). lmfit ties `gamma` to `sigma`. In fnopt, pass
+    `constraints={"gamma": fnopt.tied(lambda p: p["sigma"])}` to tie them.
 
     Args:
-        prefix: The prefix of the names of its params.
+        prefix: Prefix of the names of the params.
 
     Example:
         >>> from fnopt.models import Voigt
@@ -183,22 +189,23 @@ class Voigt(_Peak):
     curve = staticmethod(_voigt)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess of the highest peak, with `gamma` equal to `sigma`."""
+        """Guess the params from the highest peak of the data, with `gamma` equal to `sigma`."""
         height, center, width = highest(x, y)
-        sigma = width / 3.6013  # Olivero and Longbothum (1977) at gamma = sigma
+        # The full width for gamma = sigma = 1, Olivero and Longbothum (1977).
+        sigma = width / 3.6013
         return height * sigma / _voigt(jnp.zeros(()), 1.0, 0.0, 1.0, 1.0), center, sigma, sigma
 
 
 class PseudoVoigt(_Peak):
-    r"""A weighted sum of a Gaussian and a Lorentzian of the same width.
+    r"""Weighted sum of a Gaussian and a Lorentzian of the same width.
 
     .. math:: (1 - \eta)\, G(x; A, \mu, \sigma / \sqrt{2 \ln 2}) + \eta\, L(x; A, \mu, \sigma)
 
-    Its params are `amplitude` (the area :math:`A`), `center`, `sigma`, half the width at half of
-    the maximum, and `fraction` (:math:`\eta`, between 0 and 1).
+    The params are `amplitude` (the area :math:`A`), `center` (:math:`\mu`), `sigma` (the half width
+    at half maximum) and `fraction` (:math:`\eta`, between 0 and 1).
 
     Args:
-        prefix: The prefix of the names of its params.
+        prefix: Prefix of the names of the params.
 
     Example:
         >>> from fnopt.models import PseudoVoigt
@@ -208,17 +215,17 @@ class PseudoVoigt(_Peak):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, center: Any, sigma: Any, fraction: Any) -> jax.Array:
-        """Weighted sum of both curves."""
+        """Evaluate the weighted sum of both peaks."""
         gaussian = _gaussian(x, amplitude, center, sigma / math.sqrt(2 * math.log(2)))
         return (1 - fraction) * gaussian + fraction * _lorentzian(x, amplitude, center, sigma)
 
     @property
     def bounds(self) -> dict[str, tuple[float | None, float | None]]:
-        """Lower bound 0 for `sigma`, and bounds 0 and 1 for `fraction`."""
+        """Lower bound 0 for `sigma`; bounds 0 and 1 for `fraction`."""
         return super().bounds | {f"{self.prefix}fraction": (0.0, 1.0)}
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess of the highest peak, with a `fraction` of 0.5."""
+        """Guess the params from the highest peak of the data, with a `fraction` of 0.5."""
         height, center, width = highest(x, y)
-        unit = self.curve(jnp.zeros(()), 1.0, 0.0, 1.0, 0.5)
-        return height * width / 2 / unit, center, width / 2, 0.5
+        unit_height = self.curve(jnp.zeros(()), 1.0, 0.0, 1.0, 0.5)
+        return height * width / 2 / unit_height, center, width / 2, 0.5

@@ -1,4 +1,4 @@
-"""Models of decays, steps, saturation, oscillations, and polynomials."""
+"""Models of polynomials, decays, power laws, steps, oscillations and saturation."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from jax.scipy.special import erf
 from fnopt.core import static
 from fnopt.models._model import Component
 
-_LEAST = 1e-15  # smallest |y| in a logarithm, as in lmfit's guesses
+_TINY = 1e-15  # added to |y| in a logarithm, as in lmfit's guesses
 
 
-def _line(x: jax.Array, y: jax.Array, degree: int = 1, weights: Any = None) -> jax.Array:
-    """Coefficients of the least-squares polynomial, constant first."""
-    found: Any = jnp.polyfit(x, y, degree, w=weights)
-    return found[::-1]
+def _polynomial(x: jax.Array, y: jax.Array, degree: int = 1, weights: Any = None) -> jax.Array:
+    """Coefficients of the least-squares polynomial, with the constant first."""
+    coefficients: Any = jnp.polyfit(x, y, degree, w=weights)
+    return coefficients[::-1]
 
 
 def _log_line(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Factor and rate of an exponential, from a least-squares line through the logarithm.
+    """Estimate factor and rate of an exponential, from a least-squares line for `log(|y|)`.
 
-    Squared residuals have the weight :math:`|y|`, as for the logarithm of counts.
+    The squared residuals have the weights :math:`|y|`, which are right for the logarithm of counts.
     """
     size = jnp.abs(y)
-    height, rate = _line(x, jnp.log(size + _LEAST), weights=jnp.sqrt(size))
-    return jnp.sign(y[jnp.argmax(size)]) * jnp.exp(height), rate
+    log_factor, rate = _polynomial(x, jnp.log(size + _TINY), weights=jnp.sqrt(size))
+    return jnp.sign(y[jnp.argmax(size)]) * jnp.exp(log_factor), rate
 
 
 def _nearest(x: jax.Array, y: jax.Array, value: jax.Array) -> jax.Array:
-    """Return the x at which the data are closest to a value."""
+    """Position `x` of the datum closest to a value."""
     return x[jnp.argmin(jnp.abs(y - value))]
 
 
 class Constant(Component):
-    """A constant `c`.
+    """Constant, with the param `c`.
 
     Args:
-        prefix: Prefix of the names of its params.
+        prefix: Prefix of the name of the param.
 
     Example:
         >>> from fnopt.models import Constant
@@ -50,16 +50,16 @@ class Constant(Component):
 
     @staticmethod
     def curve(x: jax.Array, c: Any) -> jax.Array:
-        """The constant for every x."""
+        """Evaluate the constant for every x."""
         return jnp.broadcast_to(c, x.shape)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Median of the data."""
+        """Guess the median of the data."""
         return (jnp.median(y),)
 
 
 class Linear(Component):
-    """A straight line, `slope * x + intercept`.
+    """Straight line, `slope * x + intercept`.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -72,17 +72,17 @@ class Linear(Component):
 
     @staticmethod
     def curve(x: jax.Array, slope: Any, intercept: Any) -> jax.Array:
-        """Values of the line."""
+        """Evaluate the line."""
         return slope * x + intercept
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Least-squares line."""
-        intercept, slope = _line(x, y)
+        """Guess the least-squares line."""
+        intercept, slope = _polynomial(x, y)
         return slope, intercept
 
 
 class Polynomial(Component):
-    r"""A polynomial, :math:`\sum_{k=0}^{d} c_k x^k`, with params `c0`, `c1` and so on.
+    r"""Polynomial, :math:`\sum_{k=0}^{d} c_k x^k`, with the params `c0`, `c1` and so on.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -103,19 +103,19 @@ class Polynomial(Component):
 
     @staticmethod
     def curve(x: jax.Array, *coefficients: Any) -> jax.Array:
-        """Values of the polynomial, by Horner's rule."""
+        """Evaluate the polynomial by Horner's rule."""
         total = jnp.zeros_like(x)
         for c in reversed(coefficients):
             total = total * x + c
         return total
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Least-squares polynomial."""
-        return tuple(_line(x, y, self.degree))
+        """Guess the least-squares polynomial."""
+        return tuple(_polynomial(x, y, self.degree))
 
 
 class Exponential(Component):
-    r"""An exponential decay, :math:`A e^{-x / \tau}`, with params `amplitude` and `decay`.
+    r"""Exponential decay, :math:`A e^{-x / \tau}`, with the params `amplitude` and `decay`.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -128,17 +128,17 @@ class Exponential(Component):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, decay: Any) -> jax.Array:
-        """Values of the decay."""
+        """Evaluate the exponential decay."""
         return amplitude * jnp.exp(-x / decay)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Least-squares line through the logarithm."""
+        """Guess the params from a least-squares line for the logarithm of the data."""
         amplitude, rate = _log_line(x, y)
         return amplitude, -1 / rate
 
 
 class PowerLaw(Component):
-    r"""A power law, :math:`A x^k`, with params `amplitude` and `exponent`.
+    r"""Power law, :math:`A x^k` for positive `x`, with the params `amplitude` and `exponent`.
 
     The value is 0 for nonpositive `x`.
 
@@ -153,28 +153,29 @@ class PowerLaw(Component):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, exponent: Any) -> jax.Array:
-        """Values of the power law; the derivative in the exponent contains `log(x)`."""
+        """Evaluate the power law."""
+        # The derivative with respect to the exponent contains log(x), so x = 0 is replaced first.
         power = jnp.where(x > 0, x, 1.0) ** exponent
         return jnp.where(x > 0, amplitude * power, 0.0)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Least-squares line through the logarithms."""
-        return _log_line(jnp.log(jnp.maximum(x, _LEAST)), y)
+        """Guess the params from a least-squares line for the logarithms of `x` and `y`."""
+        return _log_line(jnp.log(jnp.maximum(x, _TINY)), y)
 
 
 class _Rise(Component):
     positive = ("sigma",)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess of a step over the range of the data, a seventh of the x range wide (lmfit)."""
+        """Guess a step over the range of the data; its width is 1/7 of the x range, as in lmfit."""
         low, high = jnp.min(y), jnp.max(y)
         return high - low, _nearest(x, y, (low + high) / 2), (jnp.max(x) - jnp.min(x)) / 7
 
 
 class Step(_Rise):
-    r"""A smooth step, :math:`\frac{A}{2} (1 + \operatorname{erf}((x - \mu) / \sigma))`.
+    r"""Smooth step, :math:`\frac{A}{2} (1 + \operatorname{erf}((x - \mu) / \sigma))`.
 
-    Its params are `amplitude`, `center` and `sigma`; :class:`Logistic` is another smooth step.
+    The params are `amplitude`, `center` and `sigma`. :class:`Logistic` has longer tails.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -187,14 +188,14 @@ class Step(_Rise):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, center: Any, sigma: Any) -> jax.Array:
-        """Values of the step."""
+        """Evaluate the step."""
         return amplitude / 2 * (1 + erf((x - center) / sigma))
 
 
 class Logistic(_Rise):
-    r"""A logistic step, :math:`A / (1 + e^{-(x - \mu) / \sigma})`.
+    r"""Logistic step, :math:`A / (1 + e^{-(x - \mu) / \sigma})`.
 
-    Its params are `amplitude`, `center` and `sigma`.
+    The params are `amplitude`, `center` and `sigma`.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -207,14 +208,15 @@ class Logistic(_Rise):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, center: Any, sigma: Any) -> jax.Array:
-        """Values of the step."""
+        """Evaluate the step."""
         return amplitude * jax.nn.sigmoid((x - center) / sigma)
 
 
 class DampedOscillation(Component):
-    r"""A damped oscillation, :math:`A e^{-x / \tau} \sin(\omega x + \phi)`.
+    r"""Damped oscillation, :math:`A e^{-x / \tau} \sin(\omega x + \phi)`.
 
-    Its params are `amplitude`, `decay`, `frequency` (in radians per unit of x) and `shift`.
+    The params are `amplitude`, `decay` (:math:`\tau`), `frequency` (:math:`\omega`, in radians per
+    unit of x) and `shift` (:math:`\phi`).
 
     Args:
         prefix: Prefix of the names of its params.
@@ -229,26 +231,26 @@ class DampedOscillation(Component):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, decay: Any, frequency: Any, shift: Any) -> jax.Array:
-        """Values of the oscillation."""
+        """Evaluate the oscillation."""
         return amplitude * jnp.exp(-x / decay) * jnp.sin(frequency * x + shift)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess by the largest entry of the periodogram."""
+        """Guess the frequency and the shift from the maximum of the periodogram."""
         span = jnp.max(x) - jnp.min(x)
-        # Frequencies half a cycle apart, up to the Nyquist frequency of the mean sampling (Lomb,
-        # 1976).
+        # The frequencies are half a cycle per span apart, up to the Nyquist frequency of the mean
+        # spacing. The positions may be uneven (Lomb 1976).
         frequencies = jnp.pi / span * jnp.arange(2, x.size + 1, dtype=x.dtype)
         phases = frequencies[:, None] * x
         wave = jax.lax.complex(
             jnp.sum(y * jnp.cos(phases), axis=1), -jnp.sum(y * jnp.sin(phases), axis=1)
         )
         best = jnp.argmax(jnp.abs(wave))
-        # Over whole cycles the sum of sin(w x + shift) exp(-i w x) is -i exp(i shift) m / 2.
+        # Over complete cycles, the sum of sin(w x + shift) exp(-i w x) is -i exp(i shift) m / 2.
         return jnp.max(jnp.abs(y)), span / 2, frequencies[best], jnp.angle(wave[best]) + math.pi / 2
 
 
 class MichaelisMenten(Component):
-    r"""Michaelis-Menten saturation, :math:`V x / (K + x)`, with params `vmax` and `km`.
+    r"""Michaelis-Menten saturation, :math:`V x / (K + x)`, with the params `vmax` and `km`.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -263,17 +265,19 @@ class MichaelisMenten(Component):
 
     @staticmethod
     def curve(x: jax.Array, vmax: Any, km: Any) -> jax.Array:
-        """Values of the saturation curve."""
+        """Evaluate the saturation curve."""
         return vmax * x / (km + x)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Largest value, and the position of half of it."""
-        top = y[jnp.argmax(jnp.abs(y))]
-        return top, _nearest(x, y, top / 2)
+        """Guess `vmax` as the largest datum, and `km` as the position of half the largest datum."""
+        vmax = y[jnp.argmax(jnp.abs(y))]
+        return vmax, _nearest(x, y, vmax / 2)
 
 
 class Hill(Component):
-    r"""Hill's law, :math:`V x^n / (K^n + x^n)` for positive `x`, with params `vmax`, `k` and `n`.
+    r"""Hill equation, :math:`V x^n / (K^n + x^n)` for positive `x`.
+
+    The params are `vmax`, `k` and `n`. The value is 0 for nonpositive `x`.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -288,11 +292,12 @@ class Hill(Component):
 
     @staticmethod
     def curve(x: jax.Array, vmax: Any, k: Any, n: Any) -> jax.Array:
-        """Values, by a logistic function of the logarithm, which avoids overflow of powers."""
-        ratio = n * (jnp.log(jnp.where(x > 0, x, 1.0)) - jnp.log(k))
-        return jnp.where(x > 0, vmax * jax.nn.sigmoid(ratio), 0.0)
+        """Evaluate the Hill equation."""
+        # The logistic function of n log(x / k), because the powers could overflow.
+        log_ratio = n * (jnp.log(jnp.where(x > 0, x, 1.0)) - jnp.log(k))
+        return jnp.where(x > 0, vmax * jax.nn.sigmoid(log_ratio), 0.0)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Largest value, and the position of half of it."""
-        top = y[jnp.argmax(jnp.abs(y))]
-        return top, _nearest(x, y, top / 2), 1.0
+        """Guess `vmax` as the largest datum, `k` as the position of half of it, and `n` as 1."""
+        vmax = y[jnp.argmax(jnp.abs(y))]
+        return vmax, _nearest(x, y, vmax / 2), 1.0

@@ -100,7 +100,7 @@ def test_a_fit_passes_jit_vmap_and_pickle():
     np.testing.assert_allclose(again.aic, fit.aic, rtol=1e-3)
     np.testing.assert_allclose(jax.jit(lambda fit: fit.predict(X))(fit), fit.predict(X), rtol=1e-5)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(fit)).popt, fit.popt)
-    with pytest.raises(AttributeError, match="can't be assigned"):
+    with pytest.raises(AttributeError, match="because a Fit is immutable"):
         fit.popt = 1
 
 
@@ -121,7 +121,7 @@ PAIR = (jnp.ones(2), jnp.eye(2))
 )
 @pytest.mark.parametrize("given", [PAIR, PAIR[0], X, None])
 def test_what_is_no_fit_is_refused_by_what_to_give(of, given):
-    with pytest.raises(TypeError, match="expected what curve_fit or least_squares returns"):
+    with pytest.raises(TypeError, match="expected a result of curve_fit or least_squares"):
         of(given)
 
 
@@ -153,10 +153,10 @@ def test_positions_are_read_as_the_data_are():
 @pytest.mark.parametrize(
     ("p0", "text"),
     [
-        (lambda: fitted(), r"p0 is a Fit, expected params\. Write p0=fit\.params"),
+        (lambda: fitted(), r"p0 is a Fit, expected params\. Pass p0=fit\.params"),
         (lambda: fitted().solution, "p0 is a Solution"),
         (lambda: ["1", "2", "3"], "contains text, expected numbers"),
-        (lambda: {"a": 1.0, "b": 1.0}, "p0 has 2 numbers, but f takes 3"),
+        (lambda: {"a": 1.0, "b": 1.0}, "p0 has 2 numbers, expected 3"),
         (lambda: {"a": 1.0, "b": 1.0, "d": 1.0}, r"keys \['a', 'b', 'd'\].*\(x, a, b, c\)"),
     ],
 )
@@ -171,7 +171,7 @@ def test_names_of_lmfit_and_uncalled_models_are_explained():
     with pytest.raises(AttributeError, match=r"'GaussianModel'\. Did you mean Gaussian\?"):
         _ = fnopt.models.GaussianModel
     with pytest.raises(
-        TypeError, match=r"the class Gaussian, expected a model\. Write Gaussian\(\)"
+        TypeError, match=r"the class Gaussian, expected an instance\. Pass Gaussian\(\)"
     ):
         fnopt.curve_fit(fnopt.models.Gaussian, X, Y)
     with pytest.raises(TypeError, match=r"it takes \(\)\. Pass the value in p0: p0="):
@@ -263,7 +263,7 @@ def test_a_point_of_infinite_sigma_does_not_count():
 def test_variances_out_of_range_are_warned_of_and_their_roots_are_right():
     """astropy#6269: a mean near 1.6e-19 has a variance that float32 doesn't have."""
     d = 1.6e-19 * (1 + 0.01 * np.random.default_rng(0).standard_normal(24))
-    with pytest.warns(OptimizeWarning, match="fit.standard_errors holds their square roots"):
+    with pytest.warns(OptimizeWarning, match="Use fit.standard_errors, their square roots"):
         fit = fnopt.curve_fit(lambda x, a: a * jnp.ones(24), np.arange(24.0), d, p0=[1e-19])
     np.testing.assert_allclose(fit.standard_errors["a"], np.std(d, ddof=1) / np.sqrt(24), rtol=1e-3)
 
@@ -304,7 +304,7 @@ def test_first_mistakes_are_named():
         fnopt.curve_fit(lambda x, a, b: jnp.sum(a * x + b), X, Y)
     with pytest.raises(TypeError, match=r"f is float32\[30\], expected a function f\(x, a, b"):
         fnopt.curve_fit(jnp.asarray(X, jnp.float32), Y, curve)
-    with pytest.raises(ValueError, match=r"isn't below its upper one.*tuple\(zip\(\*bounds\)\)"):
+    with pytest.raises(ValueError, match=r"isn't below its upper bound.*tuple\(zip\(\*bounds\)\)"):
         fnopt.curve_fit(lambda x, a, b: a + b * x, X, Y, [1.0, 1.0], bounds=[(0, 10), (0, 10)])
 
 
@@ -329,7 +329,7 @@ def test_counts_by_their_likelihood(x64):
         mu - counts + np.where(counts > 0, counts * np.log(np.maximum(counts, 1) / mu), 0)
     )
     np.testing.assert_allclose(fit.chi_square, deviance, rtol=1e-6)
-    with pytest.raises(ValueError, match="expected neither sigma nor loss"):
+    with pytest.raises(ValueError, match="with sigma or loss, expected neither"):
         fnopt.curve_fit(curve, X, counts, sigma=1.0, likelihood="poisson")
     with pytest.raises(ValueError, match="likelihood = 'gamma', expected one of"):
         fnopt.curve_fit(curve, X, counts, likelihood="gamma")

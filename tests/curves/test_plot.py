@@ -65,9 +65,9 @@ def test_mistakes_are_named():
     fit = fnopt.curve_fit(decay, X, Y, [1.0, 1.0])
     with pytest.raises(ValueError, match="level = 95, expected a fraction"):
         plot_fit(fit, level=95)
-    with pytest.raises(TypeError, match="the fit is a tuple, expected what curve_fit"):
+    with pytest.raises(TypeError, match="the fit is a tuple, expected a result of curve_fit"):
         plot_fit(tuple(fit))
-    with pytest.raises(TypeError, match="which has no data and no curve"):
+    with pytest.raises(TypeError, match="of least_squares without data and curve"):
         plot_fit(fit.solution)
     plane = fnopt.curve_fit(lambda x, a: a * x[0], jnp.stack([X, X]), Y)
     with pytest.raises(ValueError, match=r"xdata has shape \(2, 12\)"):

@@ -147,7 +147,7 @@ BAD = [
     ),
     (lambda: jacobian(lambda p: p)({"k": 1}), TypeError, "leaf 'k' is int"),
     (lambda: jacobian(lambda p: p)(jnp.ones(2) * 1j), TypeError, "is complex64.2., expected a rea"),
-    (lambda: jacobian(lambda p: p > 0)(X), TypeError, "of the outputs is bool.2., expected a floating"),
+    (lambda: jacobian(lambda p: p > 0)(X), TypeError, "outputs is bool.2., expected a floating"),
     (lambda: jacobian(lambda p: None)(X), TypeError, "the function returned None, expected arr"),
     (
         lambda: per_example_jacobian(residual)(PARAMS, (BATCH[0], BATCH[1][:2])),

@@ -203,7 +203,7 @@ BAD = [
         TypeError,
         "the entries are traced, expected concrete values. Call to_scipy",
     ),
-    (lambda: jax.jit(check_sparsity(chain, DENSE))(X), TypeError, "Call it outside of jit"),
+    (lambda: jax.jit(check_sparsity(chain, DENSE))(X), TypeError, "the check outside of jax.jit"),
     (
         lambda: check_sparsity(lambda x: jnp.sqrt(x - 1) * chain(x), DENSE)(X),
         ValueError,

@@ -125,12 +125,12 @@ def test_starts_from_ones_as_many_as_the_signature_says():
 
 BAD = [
     ({"ydata": Y[:-1]}, ValueError, r"shape \(50,\).*ydata have shape \(49,\).*same length"),
-    ({"p0": [1.0, 2.0]}, ValueError, r"p0 has 2 numbers, but f takes 3 params after x"),
-    ({"p0": []}, ValueError, r"p0 has 0 numbers, but f takes 3"),
+    ({"p0": [1.0, 2.0]}, ValueError, r"p0 has 2 numbers, expected 3, one for each param"),
+    ({"p0": []}, ValueError, r"p0 has 0 numbers, expected 3"),
     ({"p0": "abc"}, TypeError, r"p0 = 'abc' contains text"),
     ({"xdata": [], "ydata": []}, ValueError, r"ydata are empty"),
-    ({"ydata": np.where(X > 3, np.nan, Y)}, ValueError, r"ydata hold 13 NaN or infinite"),
-    ({"xdata": np.where(X > 3, np.inf, X)}, ValueError, r"xdata hold 13 NaN or infinite"),
+    ({"ydata": np.where(X > 3, np.nan, Y)}, ValueError, r"ydata contain 13 NaN or infinite"),
+    ({"xdata": np.where(X > 3, np.inf, X)}, ValueError, r"xdata contain 13 NaN or infinite"),
     ({"sigma": SIGMA[:4]}, ValueError, r"sigma has shape \(4,\), expected \(\), \(50,\)"),
     (
         {"sigma": -SIGMA},
@@ -146,7 +146,7 @@ BAD = [
     ({"f": lambda x, a: None}, TypeError, r"f returned None.* Is there a return"),
     ({"f": lambda x, a: a * x[:, None]}, ValueError, r"f returned shape .*Ravel both of them"),
     ({"xdata": np.arange(50).astype("M8[s]")}, TypeError, r"xdata are datetime64.*timedelta64"),
-    ({"xdata": ["one"] * 50}, TypeError, r"xdata hold entries that aren't numbers: .*'one'"),
+    ({"xdata": ["one"] * 50}, TypeError, r"xdata contain entries that aren't numbers .*'one'"),
 ]
 
 
@@ -254,11 +254,13 @@ def test_keywords_of_its_solvers(capsys):
     popt, _ = curve_fit(Model(), X, LINE, method="trf", ftol=1e-9, max_nfev=50, **options)
     np.testing.assert_allclose(popt, wanted, rtol=1e-5)
     assert "least squares: converged" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"args is not supported\. Bind them to f"):
+    with pytest.raises(
+        ValueError, match=r"args is not supported, expected no args\. Bind the arguments"
+    ):
         curve_fit(Model(), X, LINE, args=(1,))
     with pytest.raises(TypeError, match=r"unexpected keyword 'tolerance'\. Expected"):
         curve_fit(Model(), X, LINE, tolerance=1)
-    with pytest.raises(ValueError, match="col_deriv = True, expected jac to return"):
+    with pytest.raises(ValueError, match="col_deriv = True, expected 0, and jac"):
         curve_fit(Model(), X, LINE, col_deriv=True)
     infinite = np.full(2, np.inf)
     curve_fit(Model(), X, LINE, method="lm", bounds=(-infinite, infinite))

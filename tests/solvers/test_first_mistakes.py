@@ -138,11 +138,19 @@ LINE = {"a": 1.0, "k": 1.0}
 @pytest.mark.parametrize(
     ("f", "p0", "message"),
     [
-        (lambda x, a, b: a * x + b, jnp.ones(3), "p0 has 3 numbers, but f takes 2 params"),
-        (lambda x, a, b: a * x + b, jnp.ones(1), "p0 has 1 numbers, but f takes 2 params"),
-        (lambda x, p: p[0] * x + p[1], jnp.ones(2), r".*takes 1 params.*lambda x, \*p: f\(x"),
+        (
+            lambda x, a, b: a * x + b,
+            jnp.ones(3),
+            "p0 has 3 numbers, expected 2, one for each param",
+        ),
+        (
+            lambda x, a, b: a * x + b,
+            jnp.ones(1),
+            "p0 has 1 numbers, expected 2, one for each param",
+        ),
+        (lambda x, p: p[0] * x + p[1], jnp.ones(2), r".*expected 1, one.*lambda x, \*p: f\(x"),
         (lambda x, a, b: a * x + b, LINE, r"p0 is a dict.*sequence of numbers"),
-        (lambda x: x, jnp.ones(2), "p0 has 2 numbers, but f takes 0 params"),
+        (lambda x: x, jnp.ones(2), "p0 has 2 numbers, expected 0, one for each param"),
     ],
 )
 @pytest.mark.parametrize("fit", [fnopt.curve_fit, fnopt.curve_fit_batch])

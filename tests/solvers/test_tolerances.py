@@ -50,7 +50,7 @@ def test_params_that_are_one_vector_without_a_start():
     """`IndexError: array is 0-dimensional`, without a word of the missing start."""
     with pytest.raises(IndexError) as caught:
         fnopt.curve_fit(lambda x, p: p[0] * x + p[1], X, X)
-    assert any("p0 isn't given" in note for note in caught.value.__notes__)
+    assert any("p0 isn't passed" in note for note in caught.value.__notes__)
     popt, _ = fnopt.curve_fit(lambda x, *p: jnp.stack(p)[0] * x + p[1], X, X + 2, [1.0, 1.0])
     assert jnp.allclose(popt, jnp.asarray([1.0, 2.0]), atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Many small fits in one call."""
+"""Batches of small curve fits."""
 
 from __future__ import annotations
 

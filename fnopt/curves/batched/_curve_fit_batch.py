@@ -1,4 +1,4 @@
-"""Many curve fits in one call."""
+"""Batch of curve fits in one call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from fnopt.curves._curve_start import check_kinds
 from fnopt.curves._residuals import check_enough
-from fnopt.curves.batched._data import NAME, BatchData, checked_y, split
+from fnopt.curves.batched._data import NAME, BatchData, checked_y, split_points
 from fnopt.curves.batched._fit import BatchFit, no_fits
-from fnopt.curves.batched._fitted import fitted
+from fnopt.curves.batched._fitted import run_fits
 from fnopt.curves.batched._model import (
     checked_jacobian,
     checked_model,
@@ -31,9 +31,10 @@ from fnopt.programs import is_eager, jit_call, trace_and_call
 from fnopt.residuals import as_loss, robust_cost
 from fnopt.solvers import default_tolerances, levenberg_marquardt
 
-_CHUNK = {"cpu": 128}  # fits that a CPU's cache holds; on accelerators a chunk fills the device
+# Chunk size in fits: 128 fits fit into a CPU core's cache, 2^16 fits use a whole accelerator.
+_CHUNK = {"cpu": 128}
 _LARGE_CHUNK = 1 << 16
-_FEW = 1000  # fits up to which the fallback is on by default, since it takes seconds
+_FEW = 1000  # largest batch with a fallback by default; a larger fallback would take seconds
 
 
 def curve_fit_batch(
@@ -58,56 +59,56 @@ def curve_fit_batch(
     fallback: bool | None = None,
     chunk: int | None = None,
 ) -> BatchFit:
-    r"""Fit one function to many data sets in one call: thousands to millions of small fits.
+    r"""Fit one function to many data sets in one call, for thousands to millions of small fits.
 
     .. math:: \min_{p_k} \tfrac12 \sum_i \left( \frac{f(x_i, p_k) - y_{ki}}{\sigma_{ki}} \right)^2
         \quad \text{for every } k, \qquad C_k = s_k^2 (J_k^T J_k)^{-1}
 
-    Write `f` for one fit, `f(x, a, b, ...)`, as for :func:`fnopt.curve_fit`. A failed fit doesn't
-    change the other fits, and its `status` is the reason of the failure. The fits run in chunks in
-    bounded memory, and waiting fits replace finished fits.
+    The model `f(x, a, b, ...)` is a function of one fit, as for :func:`fnopt.curve_fit`. A failed
+    fit doesn't affect the other fits, and its `status` is the reason for the failure. The fits run
+    in chunks with bounded memory. As soon as a fit in a chunk ends, a waiting fit replaces it.
 
-    The method is Levenberg-Marquardt as in :func:`fnopt.least_squares`, but without acceleration,
-    and with an unrolled Cholesky factorization of the normal equations instead of QR. Trust region,
-    bounds, stopping tests and certificate are the same. If params are strongly correlated, the
-    error is about :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`, where
-    :math:`\kappa` is the condition number of the Jacobian with columns of unit length. For up to
-    1,000 fits, :func:`fnopt.least_squares` repeats the failed fits. The unrolled factorization is
-    suited to at most a dozen params.
+    The method is Levenberg-Marquardt as in :func:`fnopt.least_squares`, but without geodesic
+    acceleration, and with an unrolled Cholesky factorization of the normal equations instead of QR.
+    Trust region, bounds, stopping tests and certificate are the same. With strongly correlated
+    params, the relative error is about :math:`\kappa^2 \epsilon` instead of :math:`\kappa
+    \epsilon`, where :math:`\kappa` is the condition number of the Jacobian with columns of unit
+    length. For up to 1,000 fits, :func:`fnopt.least_squares` repeats the failed fits. The unrolled
+    factorization is efficient for about a dozen params at most.
 
     Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of
     the loss, and arrays that `f` closes over, by the implicit function theorem.
 
-    Fits run on the devices of their data: in an eager call, on an explicit mesh, or inside
-    `jax.shard_map`. In your own `jax.jit` on an automatic mesh, types don't contain the sharding,
-    so every device would run all fits. Use `jax.shard_map` there.
+    In an eager call, on an explicit mesh, and inside `jax.shard_map`, each fit runs on the device
+    of its data. In your own `jax.jit` on an automatic mesh, the types of arrays don't contain the
+    sharding, so every device would run all fits. Use `jax.shard_map` in this case.
 
     The compute dtype is the common dtype of `x`, `y` and `p0`, at least float32. In float32, a fit
     with data or `p0` below 1e-6 or above 1e6 is rescaled, because squares of numbers below 1e-19 or
     above 1e19 underflow or overflow. The covariance may also underflow or overflow, but the
-    standard errors `errors` don't.
+    standard errors don't.
 
     Args:
-        f: The model, `f(x, a, b, ...)`, written with `jax.numpy` for one fit. It returns an array
-            of the shape of one fit's data.
-        x: The positions of the data: an array or any pytree of arrays, the same for all fits.
+        f: The model of one fit, `f(x, a, b, ...)`, written with `jax.numpy`. It returns an array
+            with the shape of one fit's data.
+        x: The positions of the data, an array or any pytree of arrays, for all fits.
         y: The data, of shape `[fits, points]` (or `[fits, ...]`).
-        p0: The initial guess: an array of shape `[n]` for all fits or `[fits, n]`; or a sequence
-            with an entry for each param, which is a number for all fits or an array of shape
+        p0: The initial guess. An array has shape `[n]` (for all fits) or `[fits, n]`. A sequence
+            has an entry for each param, which is a number for all fits or an array of shape
             `[fits]`. A dict keyed by parameter name is passed as keyword arguments, `f(x, **p)`,
-            and any other pytree as one argument, `f(x, p)`; leaves are numbers, or arrays with a
-            leading axis of length `fits`.
+            and any other pytree as one argument, `f(x, p)`. Their leaves are numbers for all fits,
+            or arrays with a leading axis of length `fits`.
         sigma: Standard deviations of the data, broadcast to `y`.
         absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
             `sigma` matter, and the covariance is multiplied by the reduced chi-square.
         mask: Mask of the valid points, a bool array broadcast to `y`, for fits with different
-            numbers of points. Other entries of `x` and `y` may have any value.
+            numbers of points. Masked entries of `x` and `y` may have any value.
         x_per_fit: Whether `x` has a leading axis of fits.
-        bounds: `(lower, upper)`, each a number for all params, an array of shape `[n]` or `[fits,
-            n]`, a sequence with an entry for each param, or a tree like `p0`. If `p0` has names,
-            `bounds` may be a dict keyed by name, `{"a": (0, 1)}`; None means no bound.
+        bounds: A pair `(lower, upper)`. Each side is a number for all params, an array of shape
+            `[n]` or `[fits, n]`, a sequence with an entry for each param, or a tree like `p0`. If
+            `p0` has names, `bounds` may be a dict keyed by name, `{"a": (0, 1)}`. None is no bound.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
-        f_scale: The scale of a loss given by name or as a function.
+        f_scale: The scale of a loss that is passed by name or as a function.
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
             `jax.numpy`, if computing it is cheaper than automatic differentiation. If `f` is
             differentiable, `jac` is compared with the derivative of `f` at the initial guess of the
@@ -120,18 +121,18 @@ def curve_fit_batch(
             :class:`fnopt.levenberg_marquardt`.
         max_steps: Maximum number of steps of a fit. The fallback has the same maximum.
         fallback: Whether :func:`fnopt.least_squares` repeats failed fits from their initial
-            guesses, one after the other. The fallback solves fits that need QR or acceleration, for
-            example models with a steep power or a poor initial guess of a rate. A repeated fit
-            takes milliseconds, a fit in the batch microseconds. By default (None) the fallback is
-            on for up to 1,000 fits. The fallback is compiled when a fit fails; under `jax.jit`, it
-            is always compiled.
-        chunk: Number of fits that are processed at once; by default as many as fit into a CPU
-            core's cache (128), or 65,536 on an accelerator.
+            guesses, one after the other. The fallback solves fits that need QR or geodesic
+            acceleration, for example models with a steep power or a poor initial guess of a rate. A
+            repeated fit takes milliseconds, a fit in the batch microseconds. By default (None), the
+            fallback is on for up to 1,000 fits. In an eager call, the fallback is compiled only if
+            a fit fails.
+        chunk: Number of fits that are processed at once; by default 128 on CPUs, which fit into a
+            core's cache, and 65,536 on accelerators.
 
     Returns:
         A `BatchFit` with `params`, `covariance`, `errors`, `cost`, `rank`, `steps`, `status`,
-        `undetermined` and `certified` of every fit. Params are finite if `p0` is; a fit whose
-        `p0` isn't finite returns `p0`.
+        `undetermined` and `certified` of every fit. If `p0` is finite, the params are finite. A fit
+        whose `p0` isn't finite returns `p0`.
 
     Raises:
         ValueError: If shapes are incompatible, there are no params or more than 16, `sigma` is not
@@ -154,13 +155,13 @@ def curve_fit_batch(
 
     Reference:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory; Przybylski et
-        al. (2017), Gpufit, doi:10.1038/s41598-017-15313-9 (many fits at once).
+        al. (2017), Gpufit, doi:10.1038/s41598-017-15313-9 (for batches of fits).
     """
     if not callable(f):
         raise TypeError(f"curve_fit_batch: f is {f!r:.60}, expected a function f(x, a, b, ...).")
     check_kinds(f, p0, NAME)
     y = checked_y(y)
-    shared, own = split(x, y, sigma, mask, x_per_fit)
+    shared, own = split_points(x, y, sigma, mask, x_per_fit)
     x0, layout = checked_start(f, p0, own.x if x_per_fit else shared.x, y)
     data = BatchData(x0, shared, own, checked_box(bounds, p0, x0, layout))
     points, n = math.prod(y.shape[1:]), x0.shape[1]
@@ -171,7 +172,7 @@ def curve_fit_batch(
         robust_cost(as_loss(loss, f_scale), jax.ShapeDtypeStruct((points,), y.dtype)),
     )
     if task.jacobian is None and has_no_forward_mode(task.predict, data):
-        task = _by_rows(task)
+        task = _with_reverse_mode(task)
     if chunk is None:
         chunk = _CHUNK.get(jax.default_backend(), _LARGE_CHUNK)
     settings: dict[str, Any] = {
@@ -188,31 +189,32 @@ def curve_fit_batch(
 
     def run(fallback: bool) -> tuple[BatchFit, jax.Array]:
         if task.is_value:
-            return jit_call(fitted, task, *arrays, fallback=fallback, **settings)
+            return jit_call(run_fits, task, *arrays, fallback=fallback, **settings)
         return trace_and_call(
-            functools.partial(fitted, task, fallback=fallback, **settings), *arrays
+            functools.partial(run_fits, task, fallback=fallback, **settings), *arrays
         )
 
-    lazily = falls_back and task.is_value and is_eager(arrays)
-    fits = _once_needed(run) if lazily else run(falls_back)[0]
+    is_lazy = falls_back and task.is_value and is_eager(arrays)
+    fits = _run_lazily(run) if is_lazy else run(falls_back)[0]
     return fits._replace(params=layout.tree(fits.params))
 
 
-def _by_rows(task: Task) -> Task:
-    """Return the task with reverse-mode derivatives, for models without forward mode."""
+def _with_reverse_mode(task: Task) -> Task:
+    """Select reverse-mode derivatives for a model without a forward mode, and warn."""
     warnings.warn(
-        "curve_fit_batch: f contains a custom_vjp and has no forward-mode derivative, so "
-        "its Jacobian takes a reverse pass for each point of a fit. A function jac(x, a, "
-        "b, ...), passed as jac, avoids these passes.",
+        "curve_fit_batch: f contains a custom_vjp and has no forward-mode derivative, so its "
+        "Jacobian takes a reverse pass for each point of a fit. Pass a function jac(x, a, b, ...) "
+        "to avoid these passes.",
         stacklevel=3,
     )
     return task._replace(solver=levenberg_marquardt(jacobian="reverse", geodesic=False))
 
 
-def _once_needed(run: Callable[[bool], tuple[BatchFit, jax.Array]]) -> BatchFit:
-    """Run fits with their fallback; compile the fallback only if a fit needs it.
+def _run_lazily(run: Callable[[bool], tuple[BatchFit, jax.Array]]) -> BatchFit:
+    """Run fits without the fallback; repeat them with the fallback only if a fit failed.
 
-    The results of the other fits are bitwise unchanged.
+    The results of the other fits are taken from the first run, so they are bitwise independent of
+    the fallback.
     """
     fits, failed = run(False)
     if not bool(jnp.any(failed)):
@@ -221,13 +223,13 @@ def _once_needed(run: Callable[[bool], tuple[BatchFit, jax.Array]]) -> BatchFit:
 
 
 def _method(dtype: Any, ftol: Any, xtol: Any, gtol: Any, radius: Any) -> levenberg_marquardt:
-    """Return the method of the batch; its options are arrays, which need no recompilation."""
-    given = {"ftol": ftol, "xtol": xtol, "gtol": gtol, "radius": radius}
-    for name, value in given.items():
+    """Make the method of the batch, with arrays as options, because new values don't recompile."""
+    options = {"ftol": ftol, "xtol": xtol, "gtol": gtol, "radius": radius}
+    for name, value in options.items():
         check_tolerance(value, name, "curve_fit_batch")
     defaults = *default_tolerances(float(jnp.finfo(dtype).eps)), radius
     ftol, xtol, gtol, radius = (
         jnp.asarray(default if value is None else value, dtype)
-        for value, default in zip(given.values(), defaults, strict=True)
+        for value, default in zip(options.values(), defaults, strict=True)
     )
     return levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, radius=radius, geodesic=False)

@@ -1,4 +1,4 @@
-"""The arrays of many fits: the arrays of each fit, and the arrays that all fits share."""
+"""Arrays of a batch of fits, separated into arrays of each fit and shared arrays."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NAME = "curve_fit_batch"
 
 
 class FitUnits(NamedTuple):
-    """Scale factors of every fit; None without scaling."""
+    """Scales of the params and residuals of every fit."""
 
-    params: jax.Array  # [fits, n], factors from scaled params to params
-    residuals: jax.Array  # [fits], factors of the residuals
+    params: jax.Array  # [fits, n], the params divided by the scaled params
+    residuals: jax.Array  # [fits], the scaled residuals divided by the residuals
 
 
 class Points(NamedTuple):
-    """Data of curve fits; a missing field is None."""
+    """Data of one fit, of all fits, or shared data; None for a field in the other part."""
 
     x: Any
     y: Any = None
@@ -37,7 +37,7 @@ class Points(NamedTuple):
 
 
 class BatchData(NamedTuple):
-    """The arrays of many fits."""
+    """Arrays of a batch of fits."""
 
     x0: jax.Array  # [fits, n], the initial guesses
     shared: Points  # data that all fits share
@@ -45,19 +45,20 @@ class BatchData(NamedTuple):
     box: Box | None  # bounds of shape [fits, n]
 
     def fit(self, row: Callable[[jax.Array], Any]) -> BatchData:
-        """Return the arrays of one fit; `row` selects the fit's entries from an array."""
+        """Select one fit; `row` selects the entries of this fit from an array."""
         return jax.tree.map(row, self._replace(shared=Points(None)))._replace(shared=self.shared)
 
     @property
     def points(self) -> Points:
-        """Return the points of a fit, from the arrays of this fit and the shared arrays."""
-        return joined(self.shared, self.own)
+        """The data with the shared arrays."""
+        return merge_points(self.shared, self.own)
 
 
 def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
-    """Return placeholders for the numbers and points of one fit, for tracing functions.
+    """Params and data of one fit, as arguments for tracing.
 
-    If arrays vary over devices, which shapes don't show, the first fit is returned.
+    The arguments are `jax.ShapeDtypeStruct`, or arrays of the first fit if arrays vary over mesh
+    axes, because a `ShapeDtypeStruct` doesn't contain these axes.
     """
 
     def row(a: jax.Array) -> Any:
@@ -71,34 +72,37 @@ def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
 
 def checked_y(y: Any) -> jax.Array:
     """Check the data and convert them to an array of shape `[fits, ...]`."""
-    given = read(y, "y", NAME)
-    y = as_floating(given)
+    data = read(y, "y", NAME)
+    y = as_floating(data)
     if y.ndim < 2 or 0 in y.shape[1:]:
         raise ValueError(
             f"{NAME}: y has shape {y.shape}, expected [fits, points] with at least one point. "
-            "For a single fit use fnopt.curve_fit."
+            "For a single fit, use fnopt.curve_fit."
         )
     if jnp.iscomplexobj(y):
         raise TypeError(
-            f"{NAME}: y is {y.dtype}, expected real data. Stack real and imaginary part as points."
+            f"{NAME}: y is {y.dtype}, expected real data. Concatenate the real and the imaginary "
+            "parts along the points."
         )
-    warn_if_coarse(_first(given), y.dtype, "y", NAME)
+    warn_if_coarse(_first_fit(data), y.dtype, "y", NAME)
     return y
 
 
-def _first(given: Any) -> Any:
-    """Return the first fit's data on the host, as an example for all fits."""
-    return given[:1] if isinstance(given, np.ndarray) else None
+def _first_fit(data: Any) -> Any:
+    """Data of the first fit, which represent all fits in a check; None for JAX arrays."""
+    return data[:1] if isinstance(data, np.ndarray) else None
 
 
-def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple[Points, Points]:
-    """Separate data that all fits share from the data of each fit (with a leading axis)."""
-    given = read(x, "x", NAME) if hasattr(x, "__array__") else x
-    x = jax.tree.map(jnp.asarray, as_vector(given))
+def split_points(
+    x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool
+) -> tuple[Points, Points]:
+    """Check the data; separate data that all fits share from data with a leading axis of fits."""
+    data = read(x, "x", NAME) if hasattr(x, "__array__") else x
+    x = jax.tree.map(jnp.asarray, as_vector(data))
     if x_per_fit:
-        _check_leading(x, y.shape[0], "x")
+        _check_leading_axis(x, y.shape[0], "x")
     if isinstance(x, jax.Array):
-        warn_if_coarse(_first(given) if x_per_fit else given, default_float(), "x", NAME)
+        warn_if_coarse(_first_fit(data) if x_per_fit else data, default_float(), "x", NAME)
     if sigma is not None:
         sigma = _check_broadcasts(as_floating(sigma), y, "sigma")
         _check_positive(sigma)
@@ -113,28 +117,31 @@ def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple
         if value.ndim == y.ndim and value.shape[0] == y.shape[0]:
             own = own._replace(**{name: value})
         else:
-            lead = value.ndim == y.ndim  # a leading axis of length one
-            shared = shared._replace(**{name: value[0] if lead else value})
-    # Sharded along the leading axis at most, so that each device has all points of a fit.
-    whole = lambda x: reshard_to(x, (*explicit_spec(x)[:1], *(None,) * (x.ndim - 1)))  # noqa: E731
-    return jax.tree.map(replicate, shared), jax.tree.map(whole, own)
+            has_fit_axis = value.ndim == y.ndim  # of length one
+            shared = shared._replace(**{name: value[0] if has_fit_axis else value})
+    return jax.tree.map(replicate, shared), jax.tree.map(_shard_fits_only, own)
 
 
-def _check_leading(tree: Any, fits: int, what: str) -> None:
+def _shard_fits_only(x: jax.Array) -> jax.Array:
+    """Replicate all axes except the first, so that each device has all points of a fit."""
+    return reshard_to(x, (*explicit_spec(x)[:1], *(None,) * (x.ndim - 1)))
+
+
+def _check_leading_axis(tree: Any, fits: int, what: str) -> None:
     for path, leaf in leaves_with_names(tree)[0]:
         if jnp.ndim(leaf) == 0 or leaf.shape[0] != fits:
             raise ValueError(
                 f"{NAME}: {what}: {leaf_text(path)} has shape {jnp.shape(leaf)}, expected a "
-                f"leading axis of length {fits}, one entry for each fit."
+                f"leading axis of length {fits}, with one entry for each fit."
             )
 
 
 def _check_broadcasts(a: jax.Array, y: jax.Array, what: str) -> jax.Array:
     try:
-        fits = np.broadcast_shapes(a.shape, y.shape) == y.shape
+        is_broadcastable = np.broadcast_shapes(a.shape, y.shape) == y.shape
     except ValueError:
-        fits = False
-    if not fits:
+        is_broadcastable = False
+    if not is_broadcastable:
         raise ValueError(
             f"{NAME}: {what} has shape {a.shape}, expected a shape that broadcasts to y's "
             f"{y.shape}: {y.shape[1:]} (shared by all fits), {y.shape} (one array per "
@@ -146,40 +153,42 @@ def _check_broadcasts(a: jax.Array, y: jax.Array, what: str) -> jax.Array:
 def _check_positive(sigma: jax.Array) -> None:
     if not isinstance(sigma, Tracer) and not np.all(np.asarray(sigma) > 0):
         raise ValueError(
-            f"{NAME}: sigma holds values that are not positive, expected standard "
-            "deviations > 0. Exclude points by mask."
+            f"{NAME}: sigma contains values that are not positive, expected standard deviations "
+            "> 0. Use mask to exclude points."
         )
 
 
 def _as_mask(mask: Any) -> jax.Array:
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
-        raise TypeError(f"{NAME}: mask is {mask.dtype}, expected bool: True for the points to fit.")
+        raise TypeError(
+            f"{NAME}: mask is {mask.dtype}, expected a bool array, which is True for valid points."
+        )
     return mask
 
 
-def joined(shared: Points, own: Points) -> Points:
-    """Combine the arrays of one fit and the shared arrays."""
-    given = {name: value for name, value in own._asdict().items() if value is not None}
-    return shared._replace(**given)
+def merge_points(shared: Points, own: Points) -> Points:
+    """Combine shared arrays with the arrays of one fit or of all fits."""
+    fields = {name: value for name, value in own._asdict().items() if value is not None}
+    return shared._replace(**fields)
 
 
-def filled(points: Points) -> Points:
-    """Replace each masked point of a fit by a valid point.
+def fill_masked(points: Points) -> Points:
+    """Replace each masked point of a fit by a copy of a valid point.
 
-    Masked points may be NaN, and the derivative at a NaN isn't zero.
+    Masked points may be NaN. Their derivatives would then be NaN, even after a multiplication by 0.
     """
-    y, given = points.y, points.mask
-    if given is None:
+    y = points.y
+    if points.mask is None:
         return points
-    mask = jnp.broadcast_to(given, y.shape)
+    mask = jnp.broadcast_to(points.mask, y.shape)
 
     def fill(a: jax.Array) -> jax.Array:
         if a.shape[: mask.ndim] != mask.shape:
             return a
         rows = a.reshape(mask.size, *a.shape[mask.ndim :])
-        counts = per_row(jnp.ravel(mask), rows)
-        return jnp.where(counts, rows, rows[jnp.argmax(mask)]).reshape(a.shape)
+        row_mask = per_row(jnp.ravel(mask), rows)
+        return jnp.where(row_mask, rows, rows[jnp.argmax(mask)]).reshape(a.shape)
 
     x, y, sigma = jax.tree.map(fill, (points.x, y, points.sigma))
     return points._replace(x=x, y=y, sigma=sigma)

@@ -1,4 +1,4 @@
-"""The result of a batch of fits."""
+"""Result of a batch of fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.core import Tracer
 from fnopt.core import Status, is_converged, status_messages
 from fnopt.errors import missing_attribute, show_report
 
-# Attributes of a single fit and of SciPy's pair, and the expressions for the same values here.
+# Attributes of a single fit and of SciPy's pair, and the expressions that replace them here.
 _ELSEWHERE = {
     "popt": "fit.params",
     "pcov": "fit.covariance",
@@ -23,21 +23,22 @@ _ELSEWHERE = {
 
 
 class BatchFit(NamedTuple):
-    """The result of :func:`fnopt.curve_fit_batch`; `print` shows the number of fits by status.
+    """Result of :func:`fnopt.curve_fit_batch`.
 
-    A `BatchFit` is a pytree of arrays with a leading axis of fits, so functions under `jax.jit`
-    can return it, and `jax.tree.map(lambda a: a[i], fit)` selects one fit.
+    `print(fit)` prints the number of fits for each status. A `BatchFit` is a pytree of arrays with
+    a leading axis of fits, so functions under `jax.jit` can return it.
+    `jax.tree.map(lambda a: a[i], fit)` selects fit `i`.
 
     Attributes:
         params: The params, `[fits, n]`, or a tree like `p0` whose leaves have a leading axis.
-        covariance: Their covariance, `[fits, n, n]`; infinite if the data leave a param
-            undetermined.
-        errors: Their standard errors, `[fits, n]`, the roots of the diagonal of the covariance. The
-            errors are finite even if the squares in `covariance` underflow or overflow.
+        covariance: The covariance of the params, `[fits, n, n]`; infinite for a fit whose data
+            don't determine all params.
+        errors: The standard errors of the params, `[fits, n]`, the roots of the diagonal of the
+            covariance. The errors are in range even if the variances underflow or overflow.
         cost: Half the sum of squares, `[fits]`; infinite if the sum isn't finite at `p0`.
         rank: Number of params that the data determine, int32 `[fits]`.
-        steps: Number of steps, rejected ones included, int32 `[fits]`.
-        status: Reason why each fit stopped, a `fnopt.Status` as int32 `[fits]`.
+        steps: Number of accepted and rejected steps, int32 `[fits]`.
+        status: Reason why each fit stopped, the code of a `fnopt.Status`, int32 `[fits]`.
         undetermined: Mask of params that the data don't determine, bool `[fits, n]`, as in
             :class:`fnopt.solvers.Certificate`.
         certified: Whether the Gauss-Newton decrement is negligible, bool `[fits]`, as in
@@ -64,7 +65,7 @@ class BatchFit(NamedTuple):
 
     @property
     def message(self) -> list[str]:
-        """Reason why each fit stopped, as text; not under `jax.jit`."""
+        """Reason why each fit stopped, as text; not available under `jax.jit`."""
         return status_messages(np.ravel(np.asarray(self.status)))
 
     _repr_pretty_ = show_report
@@ -74,7 +75,7 @@ class BatchFit(NamedTuple):
 
 
 def no_fits(x0: jax.Array) -> BatchFit:
-    """Return the result for no data sets, with initial guesses of shape `[0, n]`."""
+    """Result of a batch without data sets, from initial guesses of shape `[0, n]`."""
     count = jnp.zeros(0, jnp.int32)
     covariance = jnp.zeros((0, x0.shape[1], x0.shape[1]), x0.dtype)
     none = jnp.zeros(x0.shape, bool)
@@ -88,12 +89,11 @@ def _report(fit: BatchFit) -> str:
         return "0 fits"
     codes = np.ravel(np.asarray(fit.status))
     steps = np.asarray(fit.steps)
-    head = f"{codes.size} fits, {steps.mean():.1f} steps on average, {steps.max()} at most"
-    lines = [head]
+    lines = [f"{codes.size} fits, {steps.mean():.1f} steps on average, {steps.max()} at most"]
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
         lines.append(f"  {count:>8}  {Status(int(code)).message}")
     converged = np.ravel(np.asarray(fit.converged))
-    loose = int(np.sum(converged & np.any(np.asarray(fit.undetermined), axis=-1).ravel()))
-    if loose:
-        lines.append(f"  {loose:>8}  of the converged: the data don't determine all params")
+    undetermined = int(np.sum(converged & np.any(np.asarray(fit.undetermined), axis=-1).ravel()))
+    if undetermined:
+        lines.append(f"  {undetermined:>8}  converged fits whose data don't determine all params")
     return "\n".join(lines)

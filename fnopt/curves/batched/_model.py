@@ -1,4 +1,4 @@
-"""The model of a batch of fits."""
+"""Checks of the model and the Jacobian of a batch of fits, traced for one fit."""
 
 from __future__ import annotations
 
@@ -17,88 +17,91 @@ from fnopt.errors import explain_jax_errors, explain_missing_keys
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import TracedFunction, is_eager, trace_function
 
-_MOST_PARAMS = 16  # unrolled factorization, so compile time grows with the cube of this number
+# The compile time of the unrolled factorization grows with the cube of the number of params.
+_MOST_PARAMS = 16
 
 Params = tuple[jax.Array, ...]
 """One number for each parameter of a fit."""
 Predict = Callable[[Params, Any], jax.Array]
 """`predict(numbers, x)` returns the values of one fit."""
 Jacobian = Callable[[Params, Any], jax.Array]
-"""`jacobian(numbers, x)` returns the derivatives of these values, `[..., n]`."""
+"""`jacobian(numbers, x)` returns the Jacobian of the values of one fit, `[..., n]`."""
 
 
 def checked_model(
     f: Callable[..., Any], layout: ParamLayout, data: BatchData
 ) -> Predict | TracedFunction:
-    """Convert a user's function of one fit to a value if possible.
+    """Check a user's model, and convert it to a `TracedFunction` if possible.
 
-    The function is traced for one fit, so error messages refer to one fit.
+    The model is traced for one fit, so the shapes in error messages are the shapes of one fit.
     """
     numbers, points = one_fit(data)
-    n, at = len(numbers), points.x
+    n, positions = len(numbers), points.x
     if n > _MOST_PARAMS:
         raise ValueError(
-            f"{NAME}: p0 has {n} params per fit, expected at most {_MOST_PARAMS}, because "
-            "the factorization is unrolled. Use jax.vmap over fnopt.least_squares for larger "
-            "problems."
+            f"{NAME}: p0 has {n} params per fit, expected at most {_MOST_PARAMS}, because the "
+            "factorization is unrolled. Use jax.vmap of fnopt.least_squares for larger problems."
         )
 
-    def predict(x: Params, at: Any) -> Any:
+    def predict(x: Params, positions: Any) -> Any:
         params = layout.params(x)
         with explain_missing_keys(params):
-            return call_model(f, layout.passing, params, at)
+            return call_model(f, layout.passing, params, positions)
 
     if layout.passing == "tree":
-        check_takes_tree(f, at, layout.shapes, NAME)
+        check_takes_tree(f, positions, layout.shapes, NAME)
     else:
         check_count_of_params(f, len(layout.names), NAME)
     with explain_jax_errors(NAME):
-        found = _recorded(predict, data)
-        value = jax.eval_shape(predict, numbers, at) if found is predict else found.returns
+        traced = _trace(predict, data)
+        value = jax.eval_shape(predict, numbers, positions) if traced is predict else traced.returns
     _check_value(value, data.own.y.shape[1:])
-    return found
+    return traced
 
 
 def checked_jacobian(
     jac: Any, layout: ParamLayout, data: BatchData
 ) -> Jacobian | TracedFunction | None:
-    """Convert a user's Jacobian of one fit to a value if possible."""
+    """Check a user's Jacobian, and convert it to a `TracedFunction` if possible; None if absent."""
     if not has_jacobian(jac, layout.passing, NAME):
         return None
     numbers, points = one_fit(data)
-    m, n, at = math.prod(points.y.shape), len(numbers), points.x
+    m, n, positions = math.prod(points.y.shape), len(numbers), points.x
 
-    def jacobian(x: Params, at: Any) -> jax.Array:
-        J = jnp.asarray(jac(at, *x))
+    def jacobian(x: Params, positions: Any) -> jax.Array:
+        J = jnp.asarray(jac(positions, *x))
         if J.shape != (m, n):
             raise ValueError(
-                f"{NAME}: jac returned shape {J.shape} for one fit, expected {(m, n)}: "
-                "(points of one fit, params)."
+                f"{NAME}: jac returned shape {J.shape} for one fit, expected {(m, n)} for {m} "
+                f"points and {n} params."
             )
         return J
 
     with explain_jax_errors(NAME, "jac"):
-        found = _recorded(jacobian, data)
-        if found is jacobian:
-            jax.eval_shape(jacobian, numbers, at)
-    return found
+        traced = _trace(jacobian, data)
+        if traced is jacobian:
+            jax.eval_shape(jacobian, numbers, positions)
+    return traced
 
 
 def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> bool:
     """Whether the model contains a `custom_vjp`."""
-    if isinstance(predict, TracedFunction):  # a `TracedFunction` contains no `custom_vjp`
+    if isinstance(predict, TracedFunction):  # `trace_function` doesn't trace a `custom_vjp`
         return False
     numbers, points = one_fit(data)
     return lacks_forward(predict, numbers, points.x)
 
 
-def _recorded(fn: Any, data: BatchData) -> Any:
-    """Trace a function of one fit to a value; under `jit` or on a mesh, return it unchanged."""
+def _trace(fn: Any, data: BatchData) -> Any:
+    """Trace a function of one fit; return it unchanged under `jit`, on a mesh, or if it fails.
+
+    A traced function can be compared, so a second call with an equal function reuses the program.
+    """
     if not is_eager(data) or not jax.sharding.get_abstract_mesh().empty:
         return fn
     numbers, points = one_fit(data)
-    found = trace_function(fn, numbers, points.x)
-    return fn if found is None else found
+    traced = trace_function(fn, numbers, points.x)
+    return fn if traced is None else traced
 
 
 def _check_value(value: Any, shape: tuple[int, ...]) -> None:
@@ -106,7 +109,6 @@ def _check_value(value: Any, shape: tuple[int, ...]) -> None:
         raise TypeError(f"{NAME}: f returned {value!r}, expected a real array like y[0].")
     if value.shape not in {shape, ()}:
         raise ValueError(
-            f"{NAME}: f returned shape {value.shape} for one fit, but one fit's data have "
-            f"shape {shape}; expected the same. If x has an axis for the fits, pass "
-            "x_per_fit=True."
+            f"{NAME}: f returned shape {value.shape} for one fit, expected {shape}, the shape of "
+            "one fit's data. If x has an axis of fits, pass x_per_fit=True."
         )

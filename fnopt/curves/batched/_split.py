@@ -1,4 +1,4 @@
-"""Fits sharded over devices; every device has a separate queue and separate stopping tests."""
+"""Sharding of a batch of fits over devices, each of which runs its fits independently."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fnopt.sharding import explicit_spec, is_sharded, replicate
 
 
 class Split(NamedTuple):
-    """A mesh, and the axes over which the fits are sharded; hashable."""
+    """Hashable sharding of the axis of fits."""
 
     mesh: Any
-    axis: Any
-    explicit: bool
+    axis: Any  # the mesh axis or axes
+    explicit: bool  # whether the mesh axes are explicit
 
 
 def split_of(arrays: Any) -> Split | None:
-    """Sharding of the leading axis of the first sharded array; None if there is none.
+    """Find the sharding of the leading axis of the first sharded array; None if there is none.
 
-    On a mesh with automatic axes, concrete arrays have a sharding. Traced arrays have none, because
-    under `jax.jit` the compiler chooses the sharding.
+    On a mesh with automatic axes, only concrete arrays have a sharding. Under `jax.jit`, the
+    compiler chooses the sharding.
     """
     for x in jax.tree.leaves(arrays):
         if is_sharded(x) and explicit_spec(x)[0]:
@@ -35,32 +35,33 @@ def split_of(arrays: Any) -> Split | None:
     return None
 
 
-def by_device(
+def map_devices(
     fn: Callable[..., Any], split: Split | None, common: tuple[Any, ...], own: tuple[Any, ...]
 ) -> Any:
-    """Run `fn(*common, *own)` on every device with the device's part of the leading axis of `own`.
+    """Call `fn(*common, *own)` on every device, with the device's part of the arrays in `own`.
 
     Args:
-        fn: The function; its outputs have the leading axis of `own`.
-        split: The sharding of this axis; None calls the function directly.
+        fn: The function. Its outputs have the leading axis of the arrays in `own`.
+        split: The sharding of this axis; None to call the function without sharding.
         common: Trees of arrays that are replicated on all devices.
-        own: Trees of arrays with the leading axis.
+        own: Trees of arrays that are sharded along the leading axis.
 
     Returns:
         The outputs, sharded like `own`.
     """
     if split is None:
         return fn(*common, *own)
-    parts, whole = PartitionSpec(split.axis), PartitionSpec()
+    sharded, replicated = PartitionSpec(split.axis), PartitionSpec()
     if split.explicit:
         common = jax.tree.map(replicate, common)
-        spec = NamedSharding(split.mesh, parts)
+        spec = NamedSharding(split.mesh, sharded)
         own = jax.tree.map(lambda x: jax.sharding.reshard(x, spec), own)
     run = jax.shard_map(
         fn,
+        # None selects the mesh of the context.
         mesh=None if split.explicit and not jax.sharding.get_abstract_mesh().empty else split.mesh,
-        in_specs=((whole,) * len(common) + (parts,) * len(own)),
-        out_specs=parts,
+        in_specs=((replicated,) * len(common) + (sharded,) * len(own)),
+        out_specs=sharded,
         check_vma=False,
     )
     return run(*common, *own)

@@ -1,4 +1,4 @@
-"""Initial guesses of many fits, and the layout of their params in rows."""
+"""Initial guesses and bounds of a batch of fits as arrays `[fits, n]`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class ParamLayout(NamedTuple):
     """Layout of the params of one fit in a vector."""
 
     passing: str  # see `call_model`
-    names: tuple[str, ...]  # names of the numbers, if these are the arguments of f
-    shapes: Any  # a tree of jax.ShapeDtypeStruct, or a list for numbers
+    names: tuple[str, ...]  # parameter names of f; empty for a tree
+    shapes: Any  # a tree of jax.ShapeDtypeStruct; a list if the params are numbers
 
     def rows(self, leaves: list[Any], fits: int, dtype: Any) -> jax.Array:
-        """Concatenate leaves, each shared by all fits or with a leading axis, to `[fits, n]`."""
+        """Broadcast leaves to all fits, and concatenate them to an array `[fits, n]`."""
         shapes = jax.tree.leaves(self.shapes)
-        wide = [
+        columns = [
             jnp.broadcast_to(jnp.asarray(leaf, dtype), (fits, *s.shape)).reshape(fits, s.size)
             for leaf, s in zip(leaves, shapes, strict=True)
         ]
-        return jnp.concatenate(wide, axis=1)
+        return jnp.concatenate(columns, axis=1)
 
     def params(self, x: tuple[jax.Array, ...]) -> Any:
-        """Convert `n` numbers to the params of one fit."""
+        """Convert a tuple of `n` scalars to the params of one fit."""
         if self.passing == "numbers":
             return x
         leaves, treedef = jax.tree.flatten(self.shapes)
@@ -59,7 +59,7 @@ class ParamLayout(NamedTuple):
 
 
 def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
-    """Convert the initial guesses of all fits to rows in the compute dtype.
+    """Convert the initial guesses of all fits to an array `[fits, n]` of the compute dtype.
 
     Args:
         f: The model.
@@ -68,7 +68,7 @@ def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Par
         y: The data, of shape `[fits, ...]`.
 
     Returns:
-        An array of shape `[fits, n]`, and the layout of its rows.
+        The array, and the layout of the params in its rows.
     """
     fits = y.shape[0]
     columns = _columns(p0, fits, "p0")
@@ -80,7 +80,7 @@ def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Par
     pairs, treedef = leaves_with_names(tree)
     leaves = [_per_fit(path, leaf, fits, "p0") for path, leaf in pairs]
     if not leaves:
-        raise ValueError(f"{NAME}: p0 holds no numbers, expected at least one param to fit.")
+        raise ValueError(f"{NAME}: p0 contains no numbers, expected at least one param to fit.")
     dtype = _dtype(x, y, leaves)
     shapes = [
         jax.ShapeDtypeStruct(
@@ -92,33 +92,33 @@ def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Par
     return layout.rows(leaves, fits, dtype), layout
 
 
-def _columns(given: Any, fits: int, what: str) -> list[Any] | None:
-    """Return the numbers of every fit, param by param; None for a tree."""
-    if _is_array(given) and jnp.ndim(given) in (1, 2):
-        given = jnp.asarray(given)
-        if given.ndim == 2 and given.shape[0] != fits:
+def _columns(value: Any, fits: int, name: str) -> list[Any] | None:
+    """Split an array or a sequence into one entry per param, `()` or `[fits]`; None for a tree."""
+    if _is_array(value) and jnp.ndim(value) in (1, 2):
+        value = jnp.asarray(value)
+        if value.ndim == 2 and value.shape[0] != fits:
             raise ValueError(
-                f"{NAME}: {what} has shape {given.shape}, expected [n] (shared by all "
+                f"{NAME}: {name} has shape {value.shape}, expected [n] (shared by all "
                 f"fits) or ({fits}, n) (one row per fit)."
             )
-        return [given[..., i] for i in range(given.shape[-1])]
-    if not isinstance(given, (list, tuple)) or hasattr(given, "_fields"):
+        return [value[..., i] for i in range(value.shape[-1])]
+    if not isinstance(value, (list, tuple)) or hasattr(value, "_fields"):
         return None
-    columns = [_per_fit(str(i), p, fits, what) for i, p in enumerate(given)]
+    columns = [_per_fit(str(i), p, fits, name) for i, p in enumerate(value)]
     return None if any(jnp.ndim(p) > 1 for p in columns) else columns
 
 
 def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box | None:
-    """Convert bounds to rows like the initial guesses; None if all are infinite.
+    """Convert and check the bounds of all fits.
 
     Args:
-        bounds: `(lower, upper)`, as the user passed them: each a number, or like `p0`.
+        bounds: The bounds, as the user passed them.
         p0: The initial guess, as the user passed it.
-        x0: The initial guesses in rows, of shape `[fits, n]`.
-        layout: The layout of a row.
+        x0: The initial guesses of all fits, of shape `[fits, n]`.
+        layout: The layout of the params in a row of `x0`.
 
     Returns:
-        Bounds of shape `[fits, n]`.
+        Bounds of shape `[fits, n]`; None if all bounds are infinite.
     """
     pair = checked_bounds(bounds_by_name(bounds, p0) if layout.passing == "names" else bounds)
     if pair is None:
@@ -139,8 +139,8 @@ def _side(side: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> jax.Array:
     columns = _columns(side, fits, "bounds") or []
     if len(columns) != n:
         raise ValueError(
-            f"{NAME}: bounds = {side!r} of {n} params, expected a number, or one for each param: "
-            f"an array of shape [{n}] or [fits, {n}], or a sequence."
+            f"{NAME}: bounds = {side!r} for {n} params, expected a number, a sequence of {n} "
+            f"entries, or an array of shape [{n}] or [fits, {n}]."
         )
     return layout.rows(columns, fits, x0.dtype)
 
@@ -154,7 +154,9 @@ def _is_array(p: Any) -> bool:
 
 
 def _per_fit(path: str, leaf: Any, fits: int, what: str) -> Any:
-    leaf = jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf  # in JAX's dtypes
+    """Check that a leaf is a scalar or has a leading axis of fits."""
+    # Without x64, JAX converts a float64 array of NumPy to float32.
+    leaf = jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
     if isinstance(leaf, (int, float)) or jnp.ndim(leaf) == 0 or leaf.shape[0] == fits:
         return leaf
     raise ValueError(
@@ -165,6 +167,6 @@ def _per_fit(path: str, leaf: Any, fits: int, what: str) -> Any:
 
 
 def _dtype(x: Any, y: jax.Array, leaves: list[Any]) -> Any:
-    """Common dtype of all floating arrays; Python numbers follow the arrays."""
+    """Common dtype of all floating arrays, at least float32; Python numbers have no effect."""
     dtypes = [a.dtype for a in [*jax.tree.leaves(x), *leaves] if _is_array(a) and is_inexact(a)]
     return compute_dtype(y.dtype, *dtypes)

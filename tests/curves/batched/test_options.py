@@ -106,8 +106,8 @@ def test_curve_fit_names_the_function_for_a_batch():
     [
         ({"bounds": (0.5, 2.0)}, ValueError, "c of fit 0 starts at 0"),
         ({"bounds": (3.0, 2.0)}, ValueError, "bounds of param a of fit 0 are crossed"),
-        ({"bounds": ([0, 0], 9.0)}, ValueError, "of 3 params"),
-        ({"x": np.asarray(["1", "late"])}, TypeError, "x hold entries that aren't numbers"),
+        ({"bounds": ([0, 0], 9.0)}, ValueError, "for 3 params"),
+        ({"x": np.asarray(["1", "late"])}, TypeError, "x contain entries that aren't numbers"),
         ({"jac": lambda t, *p: derivative(t, *p).T}, ValueError, r"expected \(12, 3\)"),
         ({"loss": "tukeys"}, ValueError, "expected one of"),
     ],

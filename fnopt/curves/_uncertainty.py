@@ -204,10 +204,11 @@ def covariance(
         >>> print(fnopt.covariance(fit, of=lambda p: p["a"] + 2 * p["b"]).round(4))
         [[0.0027]]
     """
-    solution, known = solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma)
+    solution, is_absolute = solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma)
     if of is None:
-        return covariance_of(solution, known)
-    return covariance_of_combinations(solution, known, linearised_prediction(of, fit, solution)[1])
+        return covariance_of(solution, is_absolute)
+    _, G = linearised_prediction(of, fit, solution)
+    return covariance_of_combinations(solution, is_absolute, G)
 
 
 def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
@@ -261,9 +262,9 @@ def confidence_intervals(
         -0.484 4.484
     """
     solution = solution_of(fit, "confidence_intervals")
-    known = knows_sigma(fit, absolute_sigma)
+    is_absolute = knows_sigma(fit, absolute_sigma)
     x, unravel = ravel_with_held(in_tangents(solution.params))
-    half_width = quantile_of(solution, level, known) * errors_of(solution, known)
+    half_width = quantile_of(solution, level, is_absolute) * errors_of(solution, is_absolute)
     lower, upper = (as_params(fit, unravel(end)) for end in (x - half_width, x + half_width))
     return lower, upper
 
@@ -319,15 +320,15 @@ def predict_band(
             "params. Pass the fit as the second argument."
         )
     solution = solution_of(fit, "predict_band")
-    known = knows_sigma(fit, absolute_sigma)
+    is_absolute = knows_sigma(fit, absolute_sigma)
     shape = predicted_shape(predict, as_params(fit, solution.params))
     value, J = linearised_prediction(predict, fit, solution)
-    error = factor_of(solution, known).errors(J)
+    error = factor_of(solution, is_absolute).errors(J)
     if noise is not False:
         deviation = _data_deviation(solution) if noise is True else jnp.asarray(noise, value.dtype)
         # Prediction and new data have independent errors, so their variances add.
         error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(deviation, shape.shape)))
-    half_width = quantile_of(solution, level, known) * error
+    half_width = quantile_of(solution, level, is_absolute) * error
     return Band(
         *(v.reshape(shape.shape) for v in (value, value - half_width, value + half_width, error))
     )

@@ -48,7 +48,7 @@ def check_sparsity(
         >>> check_sparsity(lambda x: x**2, diagonal)(jnp.ones(3))
         >>> check_sparsity(lambda x: x**2 + x[1], diagonal)(jnp.ones(3))
         Traceback (most recent call last):
-        ValueError: check_sparsity: the Jacobian has entries outside of the pattern: in the rows...
+        ValueError: check_sparsity: the Jacobian has entries outside of the pattern, expected no...
     """
     jac = sparse_jacobian(fn, pattern, mode=mode)
 
@@ -67,8 +67,8 @@ def check_sparsity(
         cols = _differences(J.rmv(w), pull(w)[0])
         if rows.size or cols.size:
             raise ValueError(
-                f"{_NAME}: the Jacobian has entries outside of the pattern: in the rows "
-                f"{_index_text(rows)} (flattened outputs) and columns {_index_text(cols)} "
+                f"{_NAME}: the Jacobian has entries outside of the pattern, expected none: in the "
+                f"rows {_index_text(rows)} (flattened outputs) and columns {_index_text(cols)} "
                 "(flattened params). Add the missing entries to the pattern, or sparse_jacobian "
                 "returns wrong entries."
             )

@@ -298,6 +298,6 @@ def _splits(
     degree = np.bincount(rows, minlength=shape[0])
     thresholds = np.unique(degree[degree > 0])[:-1]
     for threshold in thresholds[-_BOUNDED:].tolist():
-        full = degree > threshold
-        overlap = np.bincount(cols[full[rows]], minlength=1).max()
-        yield int(threshold + overlap), full
+        is_full = degree > threshold
+        overlap = np.bincount(cols[is_full[rows]], minlength=1).max()
+        yield int(threshold + overlap), is_full

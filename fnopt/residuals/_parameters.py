@@ -223,7 +223,7 @@ def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: An
         # graphlib lists each leaf before the leaves that need it.
         cycle = " needs ".join(repr(pairs[i][0]) for i in reversed(error.args[1]))
         raise ValueError(
-            f"{where()}tied params form a cycle: {cycle}. Leave one of them free."
+            f"{where()}tied params form a cycle ({cycle}), expected none. Leave one of them free."
         ) from None
 
 
@@ -251,7 +251,7 @@ def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
             unnamed = "the params, which are one array without a name" if paths == [""] else ""
             raise ValueError(
                 f"{where()}constraints: the key {pattern!r} matches no leaf of "
-                f"{unnamed or names_text(paths)}."
+                f"{unnamed or names_text(paths)}, expected a path or a pattern of paths."
             )
     return tuple(
         next((kind for pattern, kind in named if matches(path, pattern)), None) for path in paths

@@ -30,7 +30,9 @@ class RobustLoss(Value):
 
     def rho(self, z: jax.Array) -> jax.Array:
         """Evaluate the loss `rho(z)` elementwise, for `z = (r / scale) ** 2`."""
-        raise NotImplementedError(f"{type(self).__name__} must define rho(self, z)")
+        raise NotImplementedError(
+            f"{type(self).__name__} doesn't define rho, expected a method rho(self, z)."
+        )
 
     @property
     def size(self) -> Any:

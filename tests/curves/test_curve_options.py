@@ -130,7 +130,7 @@ BAD = [
     ({"bounds": ([0, 0], [1, 1])}, r"expected \(3,\), one number for each param"),
     ({"bounds": (0, 1), "p0": [2.0, 0.5, 0.5]}, r"starts at 2\.0, outside its bounds"),
     ({"bounds": [(0, 2), (0, 3), (0, 1)]}, r"expected a pair.* tuple\(zip\(\*bounds\)\)"),
-    ({"weights": SIGMA}, r"unexpected keyword 'weights'. Write sigma=1 / jnp.sqrt"),
+    ({"weights": SIGMA}, r"unexpected keyword 'weights'. Pass sigma=1 / jnp.sqrt"),
     ({"jac": "4-point"}, "jac = '4-point', expected a function"),
 ]
 

@@ -214,7 +214,7 @@ WRONG = [
     (
         {"jac_sparsity": np.eye(5)},
         ValueError,
-        r"pattern has shape \(5, 5\), expected \(12, 5\)",
+        r"pattern has shape \(5, 5\), expected \(12, 3\)",
     ),
     ({"kwargs": 1}, TypeError, "kwargs = 1, expected a dict"),
     ({"verbos": 1}, TypeError, "unexpected keyword 'verbos'. Expected a documented one, or"),

@@ -78,9 +78,9 @@ def no_fits(x0: jax.Array) -> BatchFit:
     """Result of a batch without data sets, from initial guesses of shape `[0, n]`."""
     count = jnp.zeros(0, jnp.int32)
     covariance = jnp.zeros((0, x0.shape[1], x0.shape[1]), x0.dtype)
-    none = jnp.zeros(x0.shape, bool)
+    mask = jnp.zeros(x0.shape, bool)
     return BatchFit(
-        x0, covariance, x0, jnp.zeros(0, x0.dtype), count, count, count, none, count > 0
+        x0, covariance, x0, jnp.zeros(0, x0.dtype), count, count, count, mask, count > 0
     )
 
 

@@ -36,7 +36,7 @@ def differentiate_implicitly(
 
     Params, sums of squares and covariances have derivatives with respect to data, bounds, scales of
     losses, and arrays that the model closes over. The derivatives with respect to initial guesses
-    are zero, and so are the derivatives of nonfinite results.
+    are zero, and so are the derivatives of non-finite results.
 
     Args:
         iterate: `iterate(task, data, settings)` returns the results of the fits.
@@ -106,7 +106,7 @@ def _tangent(
     chunk: int,
 ) -> LaneEnds:
     """Tangents of the results of all fits, one fit after the other, in chunks."""
-    # A finite fit stands in for each nonfinite fit, because zero times NaN isn't zero.
+    # A finite fit stands in for each non-finite fit, because zero times NaN isn't zero.
     is_finite = jnp.isfinite(end.cost)
     index = jnp.where(is_finite, jnp.arange(is_finite.size), jnp.argmax(is_finite))
     (closed, batch), (d_closed, d_batch) = primals, tangents

@@ -119,8 +119,8 @@ def _targets_and_updates(
     # flat indices start at 1, because the gather returns 0 out of bounds.
     flat_indices = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
     target = gather_numbers(flat_indices, indices, _gather_params(op, shape, updates.shape))
-    inside = target > 0
-    return target[inside] - 1, updates[inside]
+    in_bounds = target > 0
+    return target[in_bounds] - 1, updates[in_bounds]
 
 
 def _gather_params(

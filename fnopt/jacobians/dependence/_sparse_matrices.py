@@ -90,14 +90,16 @@ def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> l
     (contracted, right_contracted), (batch, right_batch) = op.params["dimension_numbers"]
     shape = op.params["lhs_spinfo"].shape
     free = [k for k in range(len(shape)) if k not in (*batch, *contracted)]
-    inside = np.all(indices < np.asarray(shape), axis=1)  # padding is out of bounds
-    sources = tuple(indices[inside][:, k] for k in (*batch, *contracted))
-    targets = tuple(indices[inside][:, k] for k in (*batch, *free))
+    in_bounds = np.all(indices < np.asarray(shape), axis=1)  # padding is out of bounds
+    sources = tuple(indices[in_bounds][:, k] for k in (*batch, *contracted))
+    targets = tuple(indices[in_bounds][:, k] for k in (*batch, *free))
 
     def product(data: jax.Array, right: jax.Array) -> jax.Array:
         right = jnp.moveaxis(right, (*right_batch, *right_contracted), range(len(sources)))
-        rows = right[sources] if sources else jnp.broadcast_to(right, (inside.sum(), *right.shape))
-        entries = _entry_values(data, indices, shape)[inside]
+        rows = (
+            right[sources] if sources else jnp.broadcast_to(right, (in_bounds.sum(), *right.shape))
+        )
+        entries = _entry_values(data, indices, shape)[in_bounds]
         terms = per_row(entries, rows).astype(rows.dtype) * rows
         if not targets:
             return jnp.sum(terms, 0)

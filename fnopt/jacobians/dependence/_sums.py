@@ -194,8 +194,10 @@ def window_scatter(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.nd
     windows = _windows(indices[None, None], p["window_dimensions"], p["window_strides"], ones)
     targets = windows[:, 0, 0]
     sources = np.broadcast_to(source.sets, targets.shape)
-    inside = targets >= 0
-    return [sets.gather(targets[inside], sources[inside], math.prod(op.shape)).reshape(op.shape)]
+    in_bounds = targets >= 0
+    return [
+        sets.gather(targets[in_bounds], sources[in_bounds], math.prod(op.shape)).reshape(op.shape)
+    ]
 
 
 def _edges(padding: Any, dilation: Any) -> list[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from fnopt.solvers._certify import Certified, certify, uncertified
 from fnopt.solvers._loop import SearchState, blank_state, iterate
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._stopping import checked_status
-from fnopt.solvers.linear_model._linearization import stacked
+from fnopt.solvers.linear_model._linearization import jacobian_or_factor
 from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.problem._problem import Problem, Setting
 from fnopt.solvers.problem._residual_scale import scale_residuals, undo_scaling
@@ -107,7 +107,9 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
         params=point.x,
         cost=scaled.cost(residuals),
         residuals=residuals,
-        jacobian=stacked(scaled.without_curvature_floor(model.jacobian(point), residuals)),
+        jacobian=jacobian_or_factor(
+            scaled.without_curvature_floor(model.jacobian(point), residuals)
+        ),
         gradient_norm=norm(free_point(point, scaled.box).gradient),
         rank=certified.rank,
         steps=state.steps,

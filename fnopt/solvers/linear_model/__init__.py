@@ -1,1 +1,1 @@
-"""The linear model of the residuals at a point: the linear solver and the scaling."""
+"""Linear models of the residuals at a point, one for each linear solver, and their scaling."""

@@ -1,4 +1,4 @@
-"""The interface of linear models of the residuals, for every representation of the Jacobian."""
+"""`LinearModel`, the interface of linear models for each representation of the Jacobian."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Map = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class LinearModel:
-    """The linear model of the residuals; a subclass implements one linear solver.
+    """Base class of linear models of the residuals; each subclass implements a linear solver.
 
     Args:
         flat: The residual function of a vector.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: Number of tangents or cotangents to propagate at once, or None.
+        chunk_size: Number of tangents or cotangents to propagate at once; None for all.
     """
 
     flat: FlatResidual
@@ -33,63 +33,76 @@ class LinearModel:
     chunk_size: int | None
 
     has_triangle: ClassVar[bool] = False
-    """Whether a point has the triangular factor of its Jacobian."""
+    """Whether a linearization contains the triangular factor of the Jacobian."""
     has_matrix: ClassVar[bool] = True
-    """Whether a point stores a matrix from which columns can be removed."""
+    """Whether a linearization contains a matrix whose columns can be set to zero."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the linearization at a point."""
         raise NotImplementedError
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> System:
-        """Return the linear system in scaled variables; `lam` is a guess of the damping."""
+        """Return the linear system for steps.
+
+        Args:
+            point: The linearization.
+            scale: The scaling `D`; the unknowns of the system are :math:`D p`.
+            lam: An initial guess of the damping.
+        """
         raise NotImplementedError
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Return the rank of the Jacobian with columns of unit length; -1 if unknown."""
+        """Return the numerical rank of the Jacobian, int32, after normalizing its columns.
+
+        The rank is -1 if it is unknown.
+        """
         del point
         return jnp.asarray(-1, jnp.int32)
 
     def null_space(self, point: Linearization) -> tuple[jax.Array, jax.Array]:
-        """Return the rank, and a mask of params with a component in the null space, if known."""
+        """Return the rank, and the mask of the params with a component in the null space.
+
+        If the null space is unknown, the mask is False.
+        """
         return self.rank(point), jnp.zeros(point.x.shape, bool)
 
     def jacobian(self, point: Linearization) -> Any:
-        """Return the Jacobian at a point, or None if the Jacobian is too large."""
+        """Return the Jacobian for the solution; None if it is too large to form."""
         del point
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
-        """Return the products with the Jacobian at a point and with its transpose."""
-        given = self.flat.derivative
-        if given is None:
+        """Return the products with the Jacobian and with its transpose."""
+        derivative = self.flat.derivative
+        if derivative is None:
             return linearise_products(self.flat.r, point.x)[1:]
-        return lambda v: given.push(point.J, v), lambda w: psum_rows(given.pull(point.J, w))
+        J = point.J
+        return lambda v: derivative.push(J, v), lambda w: psum_rows(derivative.pull(J, w))
 
     def linearised_rmv(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
-        """Return the residual, the stored form of the Jacobian, and the product with its transpose.
+        """Return the residuals, the data of the Jacobian, and the product with its transpose.
 
-        A Jacobian by automatic differentiation of the residual function has no stored form.
+        Only a user's Jacobian has data; automatic differentiation computes products from `x`.
         """
-        given = self.flat.derivative
-        if given is None:
+        derivative = self.flat.derivative
+        if derivative is None:
             r, _, pull = linearise_products(self.flat.r, x)
             return r, (), pull
-        J = given.at(x)
-        return self.flat.r(x), J, lambda w: psum_rows(given.pull(J, w))
+        J = derivative.at(x)
+        return self.flat.r(x), J, lambda w: psum_rows(derivative.pull(J, w))
 
     @property
     def size(self) -> int:
-        """Return the larger dimension of the Jacobian, which determines rounding errors."""
+        """Return the larger dimension of the Jacobian, for bounds on rounding errors."""
         return max(self.flat.rows, self.flat.n)
 
 
 def scaled_rmv(point: Linearization, scale: jax.Array) -> Map:
-    r"""Return the product :math:`D^{-1} J^T w` with a Jacobian matrix."""
+    r"""Return the function :math:`w \mapsto D^{-1} J^T w`, for a point with a Jacobian matrix."""
     return lambda w: psum_rows(matmul(w, point.J)) / scale
 
 
-def free(point: Linearization) -> jax.Array:
-    """Return 1 for params with a nonzero Jacobian column, 0 for all other params."""
+def nonzero_columns(point: Linearization) -> jax.Array:
+    """Return 1 for params with a nonzero Jacobian column, and 0 for all other params."""
     return (point.columns > 0).astype(point.columns.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The choice of the linear model by the shape of the Jacobian."""
+"""Choice of the linear model by the shape and the sparsity of the Jacobian."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fnopt.solvers.linear_model._gram import RowsModel, TallGramModel
 from fnopt.solvers.linear_model._krylov import KrylovModel
 from fnopt.solvers.linear_model._sparse_gram import sparse_gram_model
 
-# For each linear solver: the model of a tall (or square) Jacobian, and of a wide one.
+# For each linear solver: the model of a tall (or square) Jacobian, and the model of a wide one.
 _MODELS: dict[str, tuple[type[LinearModel], type[LinearModel]]] = {
     "qr": (TriangleModel, LiftedModel),
     "cholesky": (TallGramModel, WideGramModel),
@@ -27,7 +27,7 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
         flat: The residual function of a vector.
         solver: `'auto'`, `'qr'`, `'cholesky'` or `'cg'`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: Number of tangents or cotangents to propagate at once, or None.
+        chunk_size: Number of tangents or cotangents to propagate at once; None for all.
 
     Returns:
         The model.
@@ -42,7 +42,7 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
             return model
         name = "cg"
     if row_axes() and m < n:
-        # Sharded rows are only summed over, so no model works in their row space.
+        # No device has all rows, so the models in the row space aren't available.
         wide = TallGramModel if solver == "cholesky" else KrylovModel
         return wide(flat, mode, chunk_size)
     return _MODELS[name][m < n](flat, mode, chunk_size)
@@ -50,5 +50,7 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
 
 def is_large_and_sparse(flat: FlatResidual) -> bool:
     """Whether the Jacobian is sparse, and too large for a dense matrix."""
-    given = flat.derivative
-    return given is not None and given.sparse and min(flat.rows, flat.n) > LARGEST_DENSE
+    derivative = flat.derivative
+    if derivative is None or not derivative.sparse:
+        return False
+    return min(flat.rows, flat.n) > LARGEST_DENSE

@@ -1,4 +1,4 @@
-"""Linear models that store the Jacobian as a matrix."""
+"""Linear models that store the Jacobian as a dense matrix."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ from fnopt.solvers.linear_model._scaling import initial_scale
 
 
 class DenseModel(LinearModel):
-    """The model that stores the Jacobian matrix, of any shape."""
+    """Base class of models that store the Jacobian matrix."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """Return the point with its Jacobian."""
+        """Return the linearization at a point, with the Jacobian."""
         return linearization_at(x, *linearise(self.flat, x, self.mode, self.chunk_size))
 
     def jacobian(self, point: Linearization) -> Any:
-        """Return the Jacobian at a point."""
+        """Return the Jacobian for the solution."""
         return point.J
 
 
 class TriangleModel(DenseModel):
-    """The model of a tall Jacobian by QR; a point includes the triangular factor."""
+    """The model of a tall Jacobian by QR factorization."""
 
     has_triangle = True
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """Return the point with its Jacobian and the Jacobian's triangular factor."""
+        """Return the linearization at a point, with the Jacobian and its triangular factor."""
         r, J = linearise(self.flat, x, self.mode, self.chunk_size)
         return factorised_linearization(x, r, J, self.flat.graded)
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TriangleSystem:
         """Return the linear system for steps by the triangular factor."""
         assert point.triangle is not None
+        # J^T J = L L^T, so dividing the rows of L by D scales the columns of J.
         L, c = point.triangle
         scaled = Triangle(L / scale[:, None], c)
         return TriangleSystem(scaled, self.size, lam, scaled_rmv(point, scale))
@@ -63,13 +64,14 @@ class LiftedModel(DenseModel):
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> LiftedSystem:
         """Return the linear system for steps restricted to the row space of the scaled Jacobian."""
+        # The scaled Jacobian is R^T Q^T. A step Q y has the residuals R^T y + r, a square system.
         Q, R = jnp.linalg.qr((point.J / scale).T)
         pull = scaled_rmv(point, scale)
-        rows = triangle(R.T, point.r)
-        inside = TriangleSystem(
-            rows, self.size, lam, lambda w: matmul(pull(w), Q), noise_damping(rows.L)
+        factor = triangle(R.T, point.r)
+        square_system = TriangleSystem(
+            factor, self.size, lam, lambda w: matmul(pull(w), Q), noise_damping(factor.L)
         )
-        return LiftedSystem(inside, Q)
+        return LiftedSystem(square_system, Q)
 
     def rank(self, point: Linearization) -> jax.Array:
         """Return the rank by singular values."""

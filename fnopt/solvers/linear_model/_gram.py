@@ -1,4 +1,4 @@
-"""Linear models by Gram matrices of columns (tall Jacobians) or of rows (wide Jacobians)."""
+"""Linear models that store a Gram matrix instead of the Jacobian."""
 
 from __future__ import annotations
 
@@ -9,63 +9,66 @@ import jax.numpy as jnp
 
 from fnopt.linear import TallGramSystem, WideGramSystem
 from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
-from fnopt.solvers.linear_model._base import LinearModel, Map, free, gram_rank
+from fnopt.solvers.linear_model._base import LinearModel, Map, gram_rank, nonzero_columns
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix, half_square
 from fnopt.solvers.linear_model._scaling import initial_scale
 
 
 class TallGramModel(LinearModel):
-    """The model that stores the Gram matrix instead of the Jacobian."""
+    r"""The model of a tall Jacobian by the Gram matrix :math:`J^T J`."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """Return the point with its Gram matrix."""
-        r, G, g, unit = linearise_gram(self.flat, x, self.mode, self.chunk_size)
-        columns = unit * jnp.sqrt(jnp.diagonal(G))
-        return Linearization(x, r, NormalMatrix(G, unit), half_square(r), g, columns)
+        """Return the linearization at a point, with the Gram matrix."""
+        r, G, g, column_scale = linearise_gram(self.flat, x, self.mode, self.chunk_size)
+        columns = column_scale * jnp.sqrt(jnp.diagonal(G))
+        return Linearization(x, r, NormalMatrix(G, column_scale), half_square(r), g, columns)
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TallGramSystem:
         """Return the linear system for steps by the Gram matrix."""
-        G, unit = point.J
+        G, column_scale = point.J
         pull = self._pull(point, scale)
-        d = scale / unit
+        d = scale / column_scale
+        # Dividing by d twice avoids the square of d, which may overflow.
         return TallGramSystem(G / d / d[:, None], point.gradient / scale, lam, pull)
 
     def _pull(self, point: Linearization, scale: jax.Array) -> Map | None:
         if self.mode == "forward":  # the function may have no reverse-mode derivative
             return None
-        # This is only called where steps differentiate the residual function anyway.
-        moving = free(point)
-        return lambda w: moving * linearise_products(self.flat.r, point.x)[2](w) / scale
+        # Only the acceleration uses this product, and it differentiates the residual function
+        # anyway. Zero columns belong to params with an active bound.
+        mask = nonzero_columns(point)
+        return lambda w: mask * linearise_products(self.flat.r, point.x)[2](w) / scale
 
     def rank(self, point: Linearization) -> jax.Array:
         """Return the rank by the eigenvalues of the Gram matrix."""
-        G, unit = point.J
-        d = initial_scale(point.columns) / unit
+        G, column_scale = point.J
+        d = initial_scale(point.columns) / column_scale
         return gram_rank(G / d / d[:, None])
 
     def jacobian(self, point: Linearization) -> Any:
-        """Form the Jacobian again; return None if the Gram matrix needed no Jacobian."""
+        """Form the Jacobian for the solution; return None if it may not fit in memory."""
         return linearise(self.flat, point.x, self.mode)[1] if self._is_formed else None
 
     @property
     def _is_formed(self) -> bool:
-        """Whether the Jacobian fits in memory."""
-        given = self.flat.derivative
-        return self.chunk_size is None if given is None else given.gram is None
+        """Whether the Gram matrix was computed from the whole Jacobian, which fits in memory."""
+        derivative = self.flat.derivative
+        return self.chunk_size is None if derivative is None else derivative.gram is None
 
 
 class RowsModel(LinearModel):
     r"""The model that stores :math:`K = J J^\top`, for residuals that are defined per example.
 
-    Scaled variables need :math:`J D^{-2} J^\top`. This is a sum of products of activations and
-    backpropagated cotangents only if `D` is a single number. Therefore all params have the same
-    scale, the root mean square of the columns' norms (Levenberg's damping, not Marquardt's).
+    Scaled variables require :math:`J D^{-2} J^\top`. Without forming `J`, it can be computed from
+    activations and backpropagated cotangents only if `D` is a multiple of the identity. Therefore
+    all params have the same scale, the root mean square of the column norms (Levenberg's damping,
+    not Marquardt's).
     """
 
     has_matrix = False
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """Return the point with its Gram matrix."""
+        """Return the linearization at a point, with the Gram matrix."""
         assert self.flat.gram is not None
         r, pull = linearise_pull(self.flat.r, x)
         K = self.flat.gram(x)
@@ -73,9 +76,9 @@ class RowsModel(LinearModel):
         return Linearization(x, r, K, half_square(r), pull(r), jnp.full_like(x, column))
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
-        """Return the products, by a forward and a backward pass through the residuals."""
+        """Return the products with the Jacobian and its transpose, by automatic differentiation."""
         r, x = self.flat.r, point.x
-        # Only a product with J needs a forward-mode derivative.
+        # Two functions, because only the product with J needs a forward-mode derivative.
         return lambda v: pushed(r, (x,), (v,))[1], linearise_pull(r, x)[1]
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> WideGramSystem:

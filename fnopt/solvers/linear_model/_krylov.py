@@ -1,4 +1,4 @@
-"""The matrix-free linear model, by products with the Jacobian and its transpose."""
+"""Matrix-free linear model for conjugate gradients."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import jax
 
 from fnopt.linear import KrylovSystem
 from fnopt.residuals import probed_columns
-from fnopt.solvers.linear_model._base import LinearModel, free
+from fnopt.solvers.linear_model._base import LinearModel, nonzero_columns
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
 
 
 class KrylovModel(LinearModel):
-    """The model that stores only the data for products with the Jacobian."""
+    """The model by products with the Jacobian and its transpose."""
 
     has_matrix = False
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """Return the point, with estimated norms of the Jacobian's columns."""
+        """Return the linearization at a point, with estimated norms of the Jacobian's columns."""
         r, J, pull = self.linearised_rmv(x)
         return Linearization(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
 
@@ -24,7 +24,7 @@ class KrylovModel(LinearModel):
         """Return the linear system for steps by conjugate gradients."""
         del lam
         push, pull = self.products(point)
-        moving = free(point)  # the columns of active params are zero
+        mask = nonzero_columns(point)  # params with an active bound have zero columns
         return KrylovSystem(
-            lambda v: push(moving * v / scale), lambda w: moving * pull(w) / scale, point.r
+            lambda v: push(mask * v / scale), lambda w: mask * pull(w) / scale, point.r
         )

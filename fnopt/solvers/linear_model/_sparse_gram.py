@@ -22,7 +22,7 @@ from fnopt.linear import (
 from fnopt.numerics import matmul
 from fnopt.residuals import FlatResidual
 from fnopt.sharding import psum_rows, row_axes
-from fnopt.solvers.linear_model._base import LinearModel, Map, free
+from fnopt.solvers.linear_model._base import LinearModel, Map, nonzero_columns
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
 from fnopt.solvers.linear_model._scaling import initial_scale
 
@@ -175,7 +175,7 @@ class SparseGramModel(LinearModel):
         a null vector is computed with an eigenvalue of at most :math:`\delta / 32^2`. If all eight
         eigenvalues are below :math:`\delta`, there may be more, and the rank is unknown (-1).
         """
-        zero, moving = jnp.zeros((), point.x.dtype), free(point)
+        zero, moving = jnp.zeros((), point.x.dtype), nonzero_columns(point)
         system = self.system(point, initial_scale(point.columns), zero)
         values, V = smallest_eigenvalues(system, moving)
         null = values <= 32**-2

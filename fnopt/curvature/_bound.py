@@ -48,6 +48,7 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
     pairs = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]]
     size = check_batch(pairs, name)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    # The abstract evaluation for one example checks the function without computation.
     with explain_example_errors(name, example, params):
         result = jax.eval_shape(fn, params, example)
     outputs = checked_outputs(result, name)

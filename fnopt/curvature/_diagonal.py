@@ -237,6 +237,7 @@ def ggn_diagonal(
         def diagonal_of_example(params: Any, example: Any) -> Any:
             f, pull = jax.vjp(lambda p: replicate(bound.loss(p, example)[0]), params)
             curvature = jax.hessian(lambda f: loss(layout.unflatten(f), example))(f)
+            # A tree of rows [C, *param]: one vector-Jacobian product per output.
             rows = jax.vmap(lambda e: pull(e)[0])(
                 pvary_like(jnp.eye(layout.size, dtype=f.dtype), f)
             )

@@ -202,6 +202,8 @@ class JacobianPart:
     def _products(self, other: JacobianPart) -> jax.Array:
         if self.chunk_size is None and other.chunk_size is None:
             return _gram(self, self.rows, other, other.rows)
+        # One pair of chunks is in memory at a time. Blocks `[n_i, k, m_j, l]` are concatenated over
+        # the chunks j of `other`, then over the chunks i of this part.
         k, width = self.layout.size, other.layout.size
 
         def block_row(chunk: Any) -> jax.Array:

@@ -188,6 +188,7 @@ class KroneckerModel:
 
     def moments(self, tape: Any, bases: tuple[Factors, ...]) -> tuple[Factors, ...]:
         """Second moments of the gradients in the eigenbases, for every stack with eigenbases."""
+        # Bases are stored per stack, but moments are computed per block.
         bases_of: dict[int, Factors] = {}
         for stack, pair in zip(self.stacks, bases, strict=True):
             split_bases = (

@@ -133,6 +133,7 @@ def _restore_order(
             pieces[group].append(row[start:stop].reshape(-1, n, n))
             start = stop
     order = [[i for own in assignment for i in own[j]] for j in range(len(sizes))]
+    # `order` lists the matrices of each group device by device; `argsort` inverts this permutation.
     order = [np.argsort(i, kind="stable") for i in order]
     return [
         jnp.take(jnp.concatenate(parts), jnp.asarray(i), axis=0, mode="clip")

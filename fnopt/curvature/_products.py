@@ -214,6 +214,7 @@ def fisher_vp(
             def losses(p: Any) -> jax.Array:
                 return jax.vmap(loss, (None, 0))(p, chunk)
 
+            # sum_i g_i (g_i . v) = J^T J v with the Jacobian J of the losses, `[n, P]`.
             _, derivatives = jax.jvp(losses, (params,), (_tangent(v, params),))
             return jax.vjp(losses, params)[1](derivatives)[0]
 

@@ -93,6 +93,7 @@ def best_combination(
     units = [d.matrices for d in directions]
     outputs = [push(d.unit) for d in directions]
     weighted = [hessian_product(x) for x in outputs]
+    # The model restricted to the span: a gradient `[2]` and matrices `[2, 2]`.
     r = jnp.stack([_dot(gradient, u) for u in units])
     inner = _symmetric(lambda i, j: _dot(units[i], units[j]))
     quadratic = total(_symmetric(lambda i, j: _dot(outputs[i], weighted[j]))) + l2 * inner

@@ -75,6 +75,8 @@ def _shortest_path(
 def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: Any) -> Any:
     """Reassign every column on the shortest path to its parent row, from the end to the start."""
 
+    # Each row on the path takes over the next column, and its previous column goes to the row
+    # before it.
     def augment(carry: Any) -> Any:
         owner, column, end, _ = carry
         row_on_path = search.parent[end]
@@ -93,6 +95,8 @@ def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: An
 
 def _solve(cost: jax.Array) -> jax.Array:
     """Column assigned to every row, `[n]`; requires at least as many columns as rows."""
+    # Successive shortest paths: the potentials keep all reduced costs nonnegative, and zero for
+    # assigned pairs. Each row extends the assignment along a shortest path to an unassigned column.
     n, m = cost.shape
 
     def assign_row(row: Any, carry: Any) -> Any:

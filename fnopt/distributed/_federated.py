@@ -103,6 +103,7 @@ class federated(Value):
         finite = jnp.stack([all_finite(client) for client in clients])
         valid_weights = jnp.where(finite, weights, jnp.zeros_like(weights))
         has_weight = jnp.sum(valid_weights) > 0
+        # Without a valid client, the fractions are 0 instead of 0 / 0, and the step is discarded.
         fractions = valid_weights / jnp.where(
             has_weight, jnp.sum(valid_weights), jnp.ones_like(weights[0])
         )
@@ -144,6 +145,7 @@ def _mean_change(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
     total = jnp.zeros_like(p)
     for k, x in enumerate(xs):
         change = fractions[k].astype(dtype) * (p - jnp.asarray(x, dtype))
+        # `where`, because 0 times the NaN of an excluded client is NaN.
         total += jnp.where(fractions[k] > 0, change, jnp.zeros_like(change))
     return total
 

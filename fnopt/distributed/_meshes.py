@@ -28,6 +28,7 @@ def axis_names(axis: Axis) -> tuple[str, ...]:
 def common_mesh(params: Any, mesh: Any, name: str) -> Any:
     """Return `mesh`, or else the mesh of the params; check that all params are on this mesh."""
     named_params = leaves_with_names(params)[0]
+    # Leaves that are committed without a mesh come first, so that the message names such a leaf.
     shardings = [(path, p.sharding) for path, p in named_params if _is_on_another_device(p)]
     shardings += [(path, s) for path, p in named_params if (s := sharding_of(p)) is not None]
     if mesh is None:

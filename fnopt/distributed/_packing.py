@@ -159,6 +159,7 @@ def _pack(leaves: list[jax.Array], n: int, block_size: int) -> tuple[jax.Array, 
     packed = jnp.concatenate(
         [split_in_shards(as_pairs(x).astype(dtype), n) for x in leaves], axis=1
     )
+    # A row is the message to one device, so blocks don't extend over several rows.
     block = min(block_size, packed.shape[1])
     return jnp.pad(packed, ((0, 0), (0, -packed.shape[1] % block))), block
 

@@ -145,6 +145,7 @@ class quantized_delta(Value):
             )
             return (_cast(p, dtype) - change).astype(jnp.result_type(p))
 
+        # One iterator twice, so that `zip` takes pairs of codes and scales.
         codes = [iter(arrays)] * 2
         return treedef.unflatten(
             [

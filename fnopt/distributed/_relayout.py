@@ -272,6 +272,7 @@ def _map_states(
     def map_leaf(name: str, x: Any, y: Any) -> Any:
         if name in replacements:
             return replacements[name]
+        # A quantized leaf is a pair of codes and scales, and both arrays are mapped.
         return tuple(map(functools.partial(fn, name), x, y)) if is_coded(x) else fn(name, x, y)
 
     leaves, treedef = leaves_with_names(state, is_coded)

@@ -76,6 +76,7 @@ def _state_sharding(tx: Any, params: Any, mesh: Any, axis: Axis | None, name: st
     in_slots = {id(x) for slot in slots(state).values() for x in jax.tree.leaves(slot)}
 
     def slot_sharding(leaf: Any, param: Any) -> NamedSharding:
+        # The params of the abstract state are replicated, so a spec comes from `init` (`sharded`).
         spec = spec_of(leaf)
         if not any(spec) and param is not None and fits_param(leaf, param):
             spec = (None,) * (len(leaf.shape) - len(param.shape)) + spec_of(param)

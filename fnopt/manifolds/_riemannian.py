@@ -83,6 +83,7 @@ class riemannian(Wrapper):
         def to_points(tangents: Any) -> Any:
             return map_points(_retract, params, tangents)
 
+        # The inner optimizer sees only tangents at the current points: gradients, state and params.
         origin = _origin(params)
         steps, inner_state = self.inner.update(
             to_tangents(updates),

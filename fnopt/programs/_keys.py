@@ -86,6 +86,7 @@ class _Keys:
         return self.jaxpr(closed.jaxpr)
 
     def jaxpr(self, jaxpr: Jaxpr) -> tuple[Any, ...]:
+        # Variables are new objects in every trace, so they are numbered in the order of definition.
         number: dict[Any, int] = {}
 
         def number_var(var: Any) -> Any:

@@ -242,6 +242,8 @@ def _dot(eqn: Eqn) -> Rule:
         # `np.dot` sums over the last axis of the first array and the first axis of the second.
         transposes = left[0] < ranks[0] - 1, right[0] > 0
         return lambda a, b: np.dot(a.T if transposes[0] else a, b.T if transposes[1] else b)
+    # Every axis has an integer label, and contracted or batch axes of both operands share a label.
+    # The result has batch axes, then free left axes, then free right axes, as in `dot_general`.
     left_axes = list(range(ranks[0]))
     right_axes = list(range(ranks[0], sum(ranks)))
     for i, j in zip((*batch_left, *left), (*batch_right, *right), strict=True):

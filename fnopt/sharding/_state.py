@@ -169,12 +169,14 @@ def step_with_divided_slots(
     if all(_is_placed(x, g) for x, g in pairs):
         return step(updates, state, params)
     slot_of = {id(g): x for x, g in pairs if g is not None and jnp.shape(x) == jnp.shape(g)}
+    # If every array of the state is a slot of its gradient's shape, the state isn't resharded.
     if all(jnp.ndim(x) == 0 or _has_type_of(x, slot_of.get(id(g))) for x, g in pairs):
         like = jax.tree.map(lambda g: slot_of.get(id(g), g), updates)
         params_like_slots = None if params is None else _reshard_tree(params, like)
         new_updates, new_state = step(_reshard_tree(updates, like), state, params_like_slots)
         return new_updates, _reshard_tree(new_state, state)
     fresh = jax.eval_shape(init, updates if params is None else params)
+    # A new state of another structure doesn't determine the shardings.
     if jax.tree.structure(fresh) != jax.tree.structure(state):
         return step(updates, state, params)
     new_updates, new_state = step(updates, _reshard_tree(state, fresh), params)

@@ -146,7 +146,7 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
             continue
         (saved_slot,) = candidates
         arrays = [jnp.asarray(leaf.leaf) for leaf in saved_slot]
-        if len(saved_slot) == 1:
+        if len(saved_slot) == 1:  # a vector, for one leaf or several leaves of the fresh slot
             ends = np.cumsum([jnp.size(x.leaf) for x in fresh_slot])[:-1]
             parts = zip(fresh_slot, jnp.split(arrays[0], ends.tolist()), strict=True)
             packed |= {x.name: part.reshape(jnp.shape(x.leaf)) for x, part in parts}

@@ -140,6 +140,7 @@ def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
     def correct_leaf(m: Any) -> jax.Array:
         m = jnp.asarray(m)
         dtype = compute_dtype(m.dtype)
+        # `weight_sum` computes 1 - beta^t by expm1, which doesn't cancel for beta near 1.
         weight = weight_sum(jnp.asarray(decay, real_dtype(dtype)), jnp.asarray(count))
         return (m.astype(dtype) / weight).astype(m.dtype)
 

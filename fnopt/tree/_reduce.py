@@ -19,6 +19,7 @@ _add = functools.partial(functools.reduce, jnp.add)
 
 
 def _total(tree: Any, reduce_leaf: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Reduce every leaf in the common dtype, and add the results."""
     leaves = jax.tree.leaves(tree)
     dtype = common_dtype(leaves)
     return _add([reduce_leaf(jnp.asarray(x).astype(dtype)) for x in leaves], jnp.zeros((), dtype))
@@ -103,6 +104,7 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
         >>> tree.norm(x), tree.norm(x, ord=1), tree.norm(x, ord="inf")
         (Array(5., dtype=float32), Array(7., dtype=float32), Array(4., dtype=float32))
     """
+    # The moduli are real and floating, also for complex and integer leaves.
     moduli = jax.tree.map(_modulus, tree)
     if ord is None or ord == 2:
         return _total(moduli, lambda x: jnp.sum(x * x)) if squared else global_norm(moduli)
@@ -214,6 +216,7 @@ def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
     """
 
     def compare_leaf(x: Any, y: Any) -> jax.Array:
+        # At least float32, because 16 bits can't represent differences of relative size `rtol`.
         dtype = common_dtype([x, y])
         x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
         return jnp.allclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan)

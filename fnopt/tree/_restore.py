@@ -59,6 +59,7 @@ def recount(
     for name in counts:
         if name in sources:
             continue
+        # A wrapper such as `accumulate` forwards only some steps, so counts inside it are smaller.
         wrapper = _innermost_wrapper(name, wrappers)
         nearest = _nearest(name, [k for k in saved if _innermost_wrapper(k, wrappers) == wrapper])
         if count is not None:
@@ -195,6 +196,7 @@ def restore(
     unused = {x.name: x.leaf for x in source.leaves if x.path not in matching.used}
     # An unmatched saved leaf may have the same name as a fresh leaf.
     unused = {f"saved {name}" if name in target.names else name: x for name, x in unused.items()}
+    # A step count may be copied from a matched or from an unused saved leaf.
     pool = {**unused, **sources}
     counts = [name for name in target.counts if name not in fresh_names]
     counted, dropped = recount(counts, target.names.difference(target.counts), pool, count)
@@ -203,7 +205,7 @@ def restore(
     restored, unsaved, reshaped, leaves = [], [], {}, []
     for name, _, leaf, _ in target.leaves:
         value = sources.get(name)
-        if not is_array_like(leaf):
+        if not is_array_like(leaf):  # such as an activation function
             pass
         elif value is None:
             unsaved.append(name)

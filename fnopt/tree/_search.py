@@ -38,7 +38,7 @@ _Filter = Callable[[_Path, Any], bool]
 
 def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """Children of a node with their keys, and the structure of the node."""
-    if node is None or tree_util.all_leaves([node]):
+    if node is None or tree_util.all_leaves([node]):  # None is a node without children
         return [], None
     # Children are treated as leaves, so that only this level is flattened.
     pairs, treedef = tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
@@ -251,7 +251,7 @@ def map_params(
     """
     init = initable.init if hasattr(initable, "init") else initable
     stop = is_leaf or (lambda x: False)
-    maps_none = stop(None)
+    maps_none = stop(None)  # `is_leaf` may declare None a leaf, which is then mapped
 
     def apply_to_leaf(x: Any, *others: Any) -> Any:
         return f(x, *others) if x is not None or maps_none else None

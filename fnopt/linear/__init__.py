@@ -1,4 +1,4 @@
-"""Damped linear least squares: computation of a step from a Jacobian and a residual."""
+"""Damped linear least squares: steps from a Jacobian and residuals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cholesky factorization of block-banded Gram matrices, and steps from it."""
+"""Steps by the Cholesky factorization of block-tridiagonal Gram matrices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
         lam: The damping, a scalar.
 
     Returns:
-        The factor, computed in :math:`7/3\, n b^2` operations for blocks of size `b`.
+        The factor, which takes :math:`7/3\, n b^2` operations for blocks of size `b`.
     """
 
     def step(L: jax.Array, blocks: jax.Array) -> tuple[jax.Array, BandFactor]:
@@ -41,15 +41,15 @@ def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
         L = cholesky(blocks[0] - matmul(Z.T, Z), lam)
         return L, BandFactor(L, Z)
 
-    # Inside shard_map, the initial carry of a scan must vary like its result.
+    # Inside shard_map, the initial carry of a scan must vary over the same axes as its result.
     return lax.scan(step, pvary_like(jnp.eye(G.shape[-1], dtype=G.dtype), G), G)[1]
 
 
 def band_forward(factor: BandFactor, b: jax.Array) -> jax.Array:
     r"""Solve :math:`L y = b` for blocks `[blocks, size]`."""
 
-    def step(y: jax.Array, at: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        (L, Z), b = at
+    def step(y: jax.Array, blocks: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (L, Z), b = blocks
         y = forward(L, b - matmul(y, Z))
         return y, y
 
@@ -59,22 +59,21 @@ def band_forward(factor: BandFactor, b: jax.Array) -> jax.Array:
 def band_backward(factor: BandFactor, y: jax.Array) -> jax.Array:
     r"""Solve :math:`L^T x = y` for blocks `[blocks, size]`."""
 
-    def step(rest: jax.Array, at: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        (L, Z), y = at
-        x = backward(L, y - rest)
+    def step(Zx: jax.Array, blocks: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (L, Z), y = blocks
+        x = backward(L, y - Zx)
         return matmul(Z, x), x
 
-    return lax.scan(step, pvary_like(jnp.zeros_like(y[0]), (factor, y)), (factor, y), reverse=True)[
-        1
-    ]
+    start = pvary_like(jnp.zeros_like(y[0]), (factor, y))
+    return lax.scan(step, start, (factor, y), reverse=True)[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class BandedGramSystem(SparseGramSystem):
     r"""A linear model whose normal equations have a narrow band.
 
-    The steps equal those of :class:`TallGramSystem`. They take :math:`O(n b^2)` operations instead
-    of :math:`O(n^3)`, and memory for :math:`2 n b` numbers, for a bandwidth `b`.
+    The steps are equal to the steps of :class:`TallGramSystem`. For a bandwidth `b`, a step takes
+    :math:`O(n b^2)` operations instead of :math:`O(n^3)`, and memory for :math:`2 n b` numbers.
 
     Args:
         G: The blocks of :math:`A^T A`, of shape `[blocks, 2, size, size]`.

@@ -1,4 +1,4 @@
-"""Matrix functions that use only matrix products: inverse roots and the dominant eigenvalue."""
+"""Inverse p-th roots and the dominant eigenvalue of a matrix, by matrix products."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def matrix_inverse_pth_root(
     .. math:: X_{k+1} = X_k T_k, \qquad M_{k+1} = T_k^p M_k, \qquad
               T_k = (1 + \tfrac 1p) I - \tfrac 1p M_k
 
-    from :math:`M_0 = z (A + \epsilon \lambda_{max} I)` and :math:`X_0 = z^{1/p} I`. This is the
-    coupled Newton iteration: `M` converges to the identity and `X` to :math:`A^{-1/p}`. It ends
+    from :math:`M_0 = z (A + \epsilon \lambda_{max} I)` and :math:`X_0 = z^{1/p} I`. In this coupled
+    Newton iteration, `M` converges to the identity and `X` to :math:`A^{-1/p}`. The iteration ends
     when the largest element of `M - I` is below the tolerance or starts to increase.
 
     Args:
         matrix: :math:`A`, real, symmetric, positive semidefinite, `[n, n]`.
         p: A positive integer.
         num_iters: The maximum number of iterations.
-        ridge_epsilon: :math:`\epsilon`, added to the eigenvalues relative to the largest one.
+        ridge_epsilon: The ridge :math:`\epsilon`, relative to the largest eigenvalue.
         error_tolerance: The tolerance for the largest element of `M - I`.
         precision: The precision of the matrix products.
 
@@ -56,12 +56,14 @@ def matrix_inverse_pth_root(
         Higham, 2008, Functions of Matrices, equation 7.18.
     """
     check_count(p, "p", "matrix_inverse_pth_root")
-    given = jnp.asarray(matrix)
-    A = _square(given, "matrix_inverse_pth_root")
+    matrix = jnp.asarray(matrix)
+    A = _check_square(matrix, "matrix_inverse_pth_root")
     largest, _ = power_iteration(A, precision=precision)
     ridge = jnp.asarray(ridge_epsilon, A.dtype) * jnp.maximum(largest.astype(A.dtype), 1e-16)
     eye = jnp.eye(A.shape[0], dtype=A.dtype)
     A = A + ridge * eye
+    # The iteration converges if the eigenvalues of z A are below 1 + p. The Frobenius norm bounds
+    # the largest eigenvalue.
     z = (1 + p) / (2 * global_norm(A).astype(A.dtype))
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -70,29 +72,29 @@ def matrix_inverse_pth_root(
     def step(state: Any) -> Any:
         M, X, _, error, _, i = state
         T = (1 + 1 / p) * eye - M / p
-        new = product(_power(T, p, product), M)
-        return new, product(X, T), X, _distance(new, eye), error, i + 1
+        new_M = product(_power(T, p, product), M)
+        return new_M, product(X, T), X, _max_difference(new_M, eye), error, i + 1
 
-    def goes_on(state: Any) -> jax.Array:
+    def unfinished(state: Any) -> jax.Array:
         *_, error, before, i = state
         # The error may grow slightly before it decreases.
         return (error > error_tolerance) & (error < 1.2 * before) & (i < num_iters)
 
     M, X = z * A, z ** (1 / p) * eye
-    far = jnp.asarray(jnp.inf, A.dtype)
-    first = M, X, X, _distance(M, eye), far, jnp.zeros((), jnp.int32)
-    _, X, older, error, before, _ = while_loop(goes_on, step, first)
+    inf = jnp.asarray(jnp.inf, A.dtype)
+    first = M, X, X, _max_difference(M, eye), inf, jnp.zeros((), jnp.int32)
+    _, X, previous_X, error, before, _ = while_loop(unfinished, step, first)
     grew = error >= 1.2 * before
-    root = jnp.where(grew, older, X)
-    return root.astype(given.dtype), jnp.where(grew, before, error)
+    root = jnp.where(grew, previous_X, X)
+    return root.astype(matrix.dtype), jnp.where(grew, before, error)
 
 
-def _distance(M: jax.Array, eye: jax.Array) -> jax.Array:
+def _max_difference(M: jax.Array, eye: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(M - eye))
 
 
 def _power(T: jax.Array, p: int, product: Any) -> jax.Array:
-    """The p-th power, by squaring."""
+    """Return the p-th power of a matrix, by repeated squaring."""
     out = None
     while p:
         if p & 1:
@@ -120,9 +122,9 @@ def power_iteration(
     if one eigenvalue is larger in modulus than all others and `A` can be diagonalized.
 
     Args:
-        matrix: A real square matrix `[n, n]`, or a function of a vector (a tree of any kind) that
-            returns its product with the matrix.
-        v0: The starting vector; required if `matrix` is a function. By default random, in
+        matrix: A real square matrix `[n, n]`, or a function that returns the product of the matrix
+            with a vector (a pytree of arrays).
+        v0: The starting vector; required if `matrix` is a function. By default random, uniform in
             `[-1, 1]`.
         num_iters: The maximum number of iterations.
         error_tolerance: :math:`\tau`.
@@ -149,7 +151,7 @@ def power_iteration(
     check_count(num_iters, "num_iters", "power_iteration")
     product = matrix
     if not callable(matrix):
-        A = _square(matrix, "power_iteration")
+        A = _check_square(matrix, "power_iteration")
 
         def product(v: Any) -> Any:
             return jnp.matmul(A, v, precision=precision)
@@ -162,23 +164,23 @@ def power_iteration(
             "power_iteration: the matrix is a function and v0 is None, expected a starting "
             "vector. Pass v0."
         )
-    v, _, value, _ = _iterated(product, v0, num_iters, error_tolerance)
+    v, _, value, _ = _iterate(product, v0, num_iters, error_tolerance)
     return value, v
 
 
-def _square(matrix: Any, name: str) -> jax.Array:
+def _check_square(matrix: Any, name: str) -> jax.Array:
     A = jnp.asarray(matrix)
     if A.ndim != 2 or A.shape[0] != A.shape[1]:
-        raise ValueError(f"{name}: the matrix is {type_text(A)}, expected a square one.")
+        raise ValueError(f"{name}: the matrix is {type_text(A)}, expected a square matrix.")
     return A.astype(compute_dtype(A.dtype))
 
 
-def _iterated(product: Any, v0: Any, steps: int, tolerance: float) -> Any:
-    """The vector, its product with the matrix, the eigenvalue and the number of steps."""
-    widths = [jnp.result_type(x) for x in jax.tree.leaves(v0)]
-    dtype = real_dtype(compute_dtype(*widths)) if widths else default_float()
+def _iterate(product: Any, v0: Any, steps: int, tolerance: float) -> Any:
+    """Return the vector, its product with the matrix, the eigenvalue and the number of steps."""
+    dtypes = [jnp.result_type(x) for x in jax.tree.leaves(v0)]
+    dtype = real_dtype(compute_dtype(*dtypes)) if dtypes else default_float()
 
-    def carried(v: Any, i: Any) -> Any:
+    def normalize(v: Any, i: Any) -> Any:
         length = global_norm(v).astype(dtype)
         inverse = jnp.where(length > 0, 1 / jnp.where(length > 0, length, jnp.ones_like(length)), 0)
         v = jax.tree.map(lambda x: x * inverse.astype(x.dtype), v)
@@ -187,11 +189,11 @@ def _iterated(product: Any, v0: Any, steps: int, tolerance: float) -> Any:
         value = sum((jnp.sum(x * y).astype(dtype) for x, y in pairs), jnp.zeros((), dtype))
         return v, w, value, i
 
-    def goes_on(state: Any) -> jax.Array:
+    def unfinished(state: Any) -> jax.Array:
         v, w, value, i = state
-        rest = jax.tree.map(lambda x, y: y - value.astype(x.dtype) * x, v, w)
-        close = global_norm(rest).astype(dtype) <= jnp.asarray(tolerance, dtype) * jnp.abs(value)
-        return ~close & (i < steps)
+        residual = jax.tree.map(lambda x, y: y - value.astype(x.dtype) * x, v, w)
+        limit = jnp.asarray(tolerance, dtype) * jnp.abs(value)
+        return ~(global_norm(residual).astype(dtype) <= limit) & (i < steps)
 
-    first = carried(jax.tree.map(jnp.asarray, v0), jnp.zeros((), jnp.int32))
-    return while_loop(goes_on, lambda s: carried(s[1], s[3] + 1), first)
+    first = normalize(jax.tree.map(jnp.asarray, v0), jnp.zeros((), jnp.int32))
+    return while_loop(unfinished, lambda state: normalize(state[1], state[3] + 1), first)

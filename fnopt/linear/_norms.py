@@ -1,4 +1,4 @@
-"""Norms and quotients without overflow or division by zero."""
+"""Euclidean norms without overflow, and quotients without division by zero."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from fnopt.sharding import all_gather_rows
 
 
 def are_squares_safe(largest: jax.Array) -> jax.Array:
-    r"""Whether squares of numbers up to this size, and sums of them, are in the dtype's range.
+    r"""Whether squares of numbers with this largest magnitude, and sums of squares, are in range.
 
-    True up to the cube root `c` of the dtype's largest number: a sum of `c` such squares doesn't
-    overflow.
+    True between :math:`1 / c` and the cube root `c` of the dtype's largest number. A sum of `c`
+    squares then doesn't overflow.
     """
-    most = 2.0 ** (jnp.finfo(largest.dtype).maxexp // 3)
-    return (largest >= 1 / most) & (largest <= most)
+    limit = 2.0 ** (jnp.finfo(largest.dtype).maxexp // 3)
+    return (largest >= 1 / limit) & (largest <= limit)
 
 
 def least_square_sum(dtype: Any) -> jax.Array:
-    """Return the smallest sum of squares with full precision, above subnormal errors."""
+    """Return the smallest sum of squares to which subnormal terms contribute less than epsilon."""
     info = jnp.finfo(dtype)
     return jnp.asarray(float(info.tiny) / float(info.eps), dtype)
 
 
 def norm(v: jax.Array, axis: int = 0) -> jax.Array:
-    r"""The Euclidean norm, safe where the squares leave the range of the dtype.
+    r"""Compute the Euclidean norm, without overflow or underflow of squares.
 
     .. math:: \|v\| = c \sqrt{\textstyle\sum_i (v_i / c)^2}, \qquad c = \max_i |v_i|
 
-    In float32 squares overflow beyond 1.8e19 and underflow below 1e-19. Residuals and Jacobians of
-    unscaled models reach such magnitudes. Squares of float64 are safe from 1e-102 to 1e102; within
-    these limits `c = 1`, which avoids a rounding error.
+    In float32, squares of numbers above 1.8e19 overflow, and squares below 1e-19 underflow.
+    Residuals and Jacobians of unscaled models reach such magnitudes. In float64, squares of numbers
+    from 1e-102 to 1e102 are in range; within these limits `c = 1`, which avoids a rounding error.
 
     Args:
         v: An array of shape `[..., m, ...]`; `m` may be zero.
@@ -58,23 +58,23 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
 
 
 def length(v: jax.Array) -> jax.Array:
-    """The Euclidean norm along the first axis of an array whose squares are in range.
+    """Compute the Euclidean norm along the first axis, for arrays whose squares are in range.
 
-    In a search, residuals, steps and params are scaled to moderate sizes, so a single reduction is
-    sufficient; `norm` compiles to five kernels.
+    In a search, residuals, steps and params are scaled to moderate magnitudes. A single reduction
+    is then sufficient, whereas `norm` compiles to five kernels.
     """
     return jnp.sqrt(jnp.sum(jnp.square(v), axis=0))
 
 
 def row_norm(v: jax.Array) -> jax.Array:
-    """The norm of the residuals on all devices."""
+    """Compute the norm of a vector whose rows are sharded over devices."""
     return norm(all_gather_rows(norm(v)[None]))
 
 
 def divide(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a / b` where `b > 0`, and 0 elsewhere."""
+    """Return `a / b` where `b > 0`, and 0 elsewhere."""
     a, b = jnp.broadcast_arrays(a, b)
     positive = b > 0
-    # The inner select keeps a division by zero out of the derivative.
+    # Without the inner select, the derivative of the unselected branch would be 0 * inf = NaN.
     quotient = a / lax.select(positive, b, lax.full_like(b, 1))
     return lax.select(positive, quotient, lax.full_like(quotient, 0))

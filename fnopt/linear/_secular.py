@@ -1,4 +1,4 @@
-"""Trust-region steps: damped systems solved by Cholesky factorization, and the dogleg path."""
+"""Trust-region steps: the secular equation by Cholesky factorizations, and the dogleg path."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from fnopt.linear._system import DampedStep, System
 from fnopt.numerics import matmul
 from fnopt.sharding import replicate, while_loop
 
-# Tolerance of the step length, relative to the radius. Moré (1978), section 5, takes 0.1. With it,
+# Tolerance of the step length, relative to the radius. With 0.1, as in Moré (1978), section 5,
 # NIST's 54 fits take up to a quarter more evaluations in float32, and one fewer is solved.
-_SLACK = 0.2
-_FACTORISATIONS = 10  # as in MINPACK's lmpar; two or three are usual
+_TOLERANCE = 0.2
+_MAX_FACTORIZATIONS = 10  # as in MINPACK's lmpar; two or three are usual
 
 
 class Damped(NamedTuple):
-    r"""The solution of :math:`(K + \lambda I)\, y = b`, and the length of its step."""
+    r"""The solution of :math:`(K + \lambda I)\, y = b`, and the length of the step `p`.
+
+    `p` is `y` or a linear function of `y`, depending on the Gram matrix `K`.
+    """
 
     y: jax.Array  # [k]
     lam: jax.Array
     length: jax.Array  # ||p||
     slope: jax.Array  # p^T (A^T A + lam I)^-1 p, which is -||p|| d||p||/dlam
-    factor: Any  # the factor of K + lam I, for further right-hand sides
+    factor: Any  # the factor of K + lam I, for other right-hand sides
 
 
 def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
     r"""Return the lower factor of :math:`K + \lambda I`; NaN if it isn't positive definite."""
     i = jnp.arange(K.shape[0])
-    # Only the lower triangle is read, because averaging it with the upper one would write another
-    # matrix.
+    # Symmetrizing the input would write another matrix, and LAPACK reads only the lower triangle.
     return lax.linalg.cholesky(K.at[i, i].add(lam), symmetrize_input=False)
 
 
@@ -56,17 +58,17 @@ def backward(L: jax.Array, b: jax.Array) -> jax.Array:
 class Solvers(NamedTuple):
     """Forward and backward substitution with a factorization."""
 
-    forward: Callable[[jax.Array], jax.Array]  # b -> y with L y = b, or its blocks
-    backward: Callable[[jax.Array], jax.Array]  # y -> x with L^T x = y
+    forward: Callable[[jax.Array], jax.Array]  # solves L y = b; returns y or its blocks
+    backward: Callable[[jax.Array], jax.Array]  # solves L^T x = y
 
 
 def rounding_damping(top: jax.Array, k: int) -> jax.Array:
-    r"""Return the smallest damping that rounding errors allow.
+    r"""Return the smallest damping for which a Cholesky factorization is accurate.
 
-    The factorization of a singular matrix has an error of about :math:`\sqrt{k}\, \epsilon`, and
-    may fail if the damping is smaller than this error. If the damping is equal to it, rounding
-    errors in undetermined directions are as large as the step itself. The damping is therefore 32
-    times as large.
+    The factorization of a singular matrix has a relative error of about :math:`\sqrt{k}\,
+    \epsilon`, and may fail if the damping is smaller than this error. With a damping equal to the
+    error, rounding errors in undetermined directions would be as large as the step. Therefore the
+    smallest damping is 32 times the error.
 
     Args:
         top: The largest entry of the diagonal.
@@ -77,18 +79,18 @@ def rounding_damping(top: jax.Array, k: int) -> jax.Array:
     return jnp.maximum(eps * top, jnp.asarray(info.tiny, top.dtype))
 
 
-class _SecularSearch(NamedTuple):
-    now: Damped
-    low: jax.Array
-    high: jax.Array
-    tries: jax.Array
+class _SecularState(NamedTuple):
+    solution: Damped
+    low: jax.Array  # lower end of the bracket of the damping
+    high: jax.Array  # upper end of the bracket
+    count: jax.Array  # int32, number of factorizations
 
 
 def secular_root(
     solve: Callable[[jax.Array], Damped],
     radius: jax.Array,
-    least: jax.Array,
-    most: jax.Array,
+    min_damping: jax.Array,
+    max_damping: jax.Array,
     start: jax.Array,
 ) -> Damped:
     r"""Find the damping at which the step length equals the trust-region radius.
@@ -107,54 +109,56 @@ def secular_root(
     length is close to the radius.
 
     Args:
-        solve: A function from a damping to the solution.
+        solve: `solve(lam)` returns the solution for a damping.
         radius: The trust-region radius.
-        least: The smallest damping.
-        most: A damping at which the step is certainly shorter than the radius.
+        min_damping: The smallest damping.
+        max_damping: A damping at which the step is certainly shorter than the radius.
         start: The initial guess of the damping, such as the damping of the previous step.
 
     Returns:
-        The solution. The number of iterations is bounded.
+        The solution after at most 10 factorizations.
 
     Reference:
         Moré and Sorensen (1983), Computing a trust region step; Conn, Gould and Toint (2000),
         Trust-Region Methods, section 7.3.
     """
-    most = jnp.clip(most, least, jnp.asarray(jnp.finfo(least.dtype).max, least.dtype))
+    largest = jnp.asarray(jnp.finfo(min_damping.dtype).max, min_damping.dtype)
+    max_damping = jnp.clip(max_damping, min_damping, largest)
 
-    def advance(state: _SecularSearch) -> _SecularSearch:
-        lam, low, high = _next(state, radius, least)
-        return _SecularSearch(solve(lam), low, high, state.tries + 1)
+    def advance(state: _SecularState) -> _SecularState:
+        lam, low, high = _next_damping(state, radius, min_damping)
+        return _SecularState(solve(lam), low, high, state.count + 1)
 
-    def is_off(state: _SecularSearch) -> jax.Array:
+    def unfinished(state: _SecularState) -> jax.Array:
         # A step much shorter than the radius is overdamped, unless the damping is minimal.
-        lam, length = state.now.lam, state.now.length
-        fits = (lam <= least) & (length <= radius)
-        far = ~(jnp.abs(length - radius) <= jnp.asarray(_SLACK, radius.dtype) * radius)
-        # No damping leads to a step of length 0. The loop's first iteration has this radius.
-        return ~fits & far & (radius > 0) & (state.tries < _FACTORISATIONS)
+        lam, length = state.solution.lam, state.solution.length
+        is_full_step = (lam <= min_damping) & (length <= radius)
+        # Negated, so that a NaN length after a failed factorization continues the search.
+        far = ~(jnp.abs(length - radius) <= jnp.asarray(_TOLERANCE, radius.dtype) * radius)
+        # The loop's first iteration has a radius of 0, which no damping can reach.
+        return ~is_full_step & far & (radius > 0) & (state.count < _MAX_FACTORIZATIONS)
 
-    first = solve(jnp.clip(start, least, most))
-    search = _SecularSearch(first, jnp.zeros_like(least), most, jnp.ones((), jnp.int32))
-    return while_loop(is_off, advance, search).now
+    first = solve(jnp.clip(start, min_damping, max_damping))
+    zero, one = jnp.zeros_like(min_damping), jnp.ones((), jnp.int32)
+    state = _SecularState(first, zero, max_damping, one)
+    return while_loop(unfinished, advance, state).solution
 
 
-def _next(
-    state: _SecularSearch, radius: jax.Array, least: jax.Array
+def _next_damping(
+    state: _SecularState, radius: jax.Array, min_damping: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the next damping and its bracket; a failed factorization is treated as a long step."""
-    lam, length = state.now.lam, state.now.length
-    short = length < radius
+    lam, length = state.solution.lam, state.solution.length
+    short = length < radius  # False for NaN
     high = jnp.where(short, jnp.minimum(state.high, lam), state.high)
     low = jnp.where(short, state.low, jnp.maximum(state.low, lam))
     # Hebden's step is Newton's step for 1 / length, which is nearly linear in the damping.
-    hebden = lam + (jnp.square(length) / state.now.slope) * (length - radius) / radius
-    # If Hebden's step leaves the bracket, the bracket's geometric mean replaces it (roots first,
-    # because the product may overflow), but at least ten times the lower end, at most the upper.
-    middle = jnp.maximum(jnp.sqrt(low) * jnp.sqrt(high), jnp.asarray(10, low.dtype) * low)
-    lam = jnp.where((hebden > low) & (hebden < high), hebden, jnp.minimum(middle, high))
-    # The smallest damping is tried as soon as the iteration falls below it.
-    return jnp.maximum(lam, least), low, high
+    hebden = lam + (jnp.square(length) / state.solution.slope) * (length - radius) / radius
+    # If Hebden's step leaves the bracket, use the geometric mean of the bracket, but at least ten
+    # times its lower end. The roots come first, because the product may overflow.
+    mean = jnp.maximum(jnp.sqrt(low) * jnp.sqrt(high), jnp.asarray(10, low.dtype) * low)
+    lam = jnp.where((hebden > low) & (hebden < high), hebden, jnp.minimum(mean, high))
+    return jnp.maximum(lam, min_damping), low, high
 
 
 def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
@@ -164,9 +168,9 @@ def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
         p(t) = \begin{cases} t\, p_C & t \le 1 \\
         p_C + (t - 1)(p_N - p_C) & t > 1 \end{cases}
 
-    The path leads from 0 through the Cauchy step to the full step. Along the path the length
-    increases and the model decreases, so the last point within the radius has the smallest model
-    value.
+    The path leads from 0 through the Cauchy step :math:`p_C` to the full step :math:`p_N`. Along
+    the path the length increases and the model decreases, so the last point within the radius has
+    the smallest value of the model.
 
     Args:
         system: The linear model.
@@ -174,7 +178,8 @@ def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
         radius: The trust-region radius, a scalar > 0.
 
     Returns:
-        The step. Its damping is 0 for the full step; otherwise it is a positive placeholder.
+        The step. Its damping is 0 for the full step. Otherwise it is positive, to mark a step that
+        is limited by the radius; the value has no meaning.
 
     Example:
         >>> import jax.numpy as jnp
@@ -188,13 +193,13 @@ def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
     length = norm(full.p)
     square = jnp.sum(jnp.square(g))
     cauchy = -divide(square, system.model_norm(g)) * g
-    leg = full.p - cauchy
+    second_leg = full.p - cauchy
     inside = norm(cauchy) < radius
-    t = jnp.minimum(to_boundary(cauchy, leg, radius), jnp.ones_like(radius))
-    far = jnp.where(norm(cauchy) > 0, radius / norm(cauchy), jnp.zeros_like(radius))
-    bent = jnp.where(inside, cauchy + t * leg, far * cauchy)
+    t = jnp.minimum(to_boundary(cauchy, second_leg, radius), jnp.ones_like(radius))
+    first_t = jnp.where(norm(cauchy) > 0, radius / norm(cauchy), jnp.zeros_like(radius))
+    on_boundary = jnp.where(inside, cauchy + t * second_leg, first_t * cauchy)
     fits = length <= radius
-    p = jnp.where(fits, full.p, bent)
+    p = jnp.where(fits, full.p, on_boundary)
     model_norm = jnp.where(fits, full.model_norm, system.model_norm(p))
     predicted = jnp.where(
         fits, full.predicted, -matmul(g, p) - jnp.asarray(0.5, p.dtype) * model_norm

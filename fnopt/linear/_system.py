@@ -1,4 +1,4 @@
-"""The interface of linear models, and the choice of a linear solver by the problem's shape."""
+"""`System`, the interface of factorized linear models, and the choice of a linear solver."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import jax
 from fnopt.errors import where
 
 SOLVERS = ("auto", "qr", "cholesky", "cg")
-_ACCURATE = 64  # smaller side of the Jacobian; up to this size QR costs hardly more than Cholesky
-# A factorization of a larger side costs more than a few hundred products with the Jacobian.
-_DENSE = 8192
+# Largest smaller side of a Jacobian for which QR costs hardly more than Cholesky.
+_MAX_QR = 64
+# For a larger smaller side, a factorization costs more than a few hundred products with J.
+_MAX_CHOLESKY = 8192
 
 
 class DampedStep(NamedTuple):
-    r"""A step of the linear model :math:`\tfrac12 \|A p + r\|^2`, its damping and its reduction."""
+    r"""A step of the linear model :math:`\tfrac12 \|A p + r\|^2`, and its properties."""
 
     p: jax.Array  # [n]
     lam: jax.Array  # damping of the step; 0 for an undamped step
     model_norm: jax.Array  # ||A p||^2
-    predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
+    predicted: jax.Array  # predicted reduction, (||r||^2 - ||A p + r||^2) / 2
     factor: Any = None  # the factorization, for `pull_back`
-    solution_length: jax.Array | None = None  # length before the step was cut to the radius
-    hebden: jax.Array | None = None  # Hebden's increase of lam for a solution half as long
+    solution_length: jax.Array | None = None  # ||p|| before the step was shortened to the radius
+    # Increase of the damping that halves ||p||, by Hebden's formula.
+    hebden: jax.Array | None = None
 
 
 class System(Protocol):
@@ -47,13 +49,13 @@ class System(Protocol):
         ...
 
     def model_norm(self, v: jax.Array) -> jax.Array:
-        r"""The square :math:`\|A v\|^2`."""
+        r"""Return :math:`\|A v\|^2`."""
         ...
 
     def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array] | None:
         r"""Return :math:`w \mapsto (A^T A + \lambda I)^{-1} A^T w`, with the damping of a step.
 
-        None if a product costs as much as a step.
+        Return None if such a product costs as much as a step.
         """
         ...
 
@@ -91,4 +93,4 @@ def linear_solver(name: str, m: int, n: int) -> str:
     if name != "auto":
         return name
     k = min(m, n)
-    return "qr" if k <= _ACCURATE else "cholesky" if k <= _DENSE else "cg"
+    return "qr" if k <= _MAX_QR else "cholesky" if k <= _MAX_CHOLESKY else "cg"

@@ -1,4 +1,4 @@
-"""Triangular factors and singular values of Jacobians, without normal equations."""
+"""Triangular factors and singular values of Jacobians, by QR instead of normal equations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from fnopt.linear._norms import divide
 from fnopt.numerics import matmul
 from fnopt.sharding import concatenate
 
-_ROUNDED = 32  # in machine epsilons: the Jacobian's entries may have errors of a few epsilons
+# Relative noise of a Jacobian in machine epsilons: its entries may have errors of a few epsilons.
+_NOISE = 32
 
 
 class Triangle(NamedTuple):
-    r"""The lower factor of :math:`A^T A = L L^T`, and :math:`Q^T r`.
+    r"""The triangular factor of a linear model :math:`A p + r`.
 
-    With :math:`A = Q R`, the factor is :math:`L = R^T`, and :math:`\|A p + r\|^2` equals
-    :math:`\|L^T p + c\|^2` up to a constant, with :math:`c = Q^T r`.
+    With :math:`A = Q R`, it consists of :math:`L = R^T` and :math:`c = Q^T r`. Then :math:`A^T A =
+    L L^T`, and :math:`\|A p + r\|^2` equals :math:`\|L^T p + c\|^2` up to a constant.
     """
 
     L: jax.Array  # [k, k]
@@ -31,15 +32,15 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     r"""Compute the triangular factor of a tall matrix, without :math:`Q` or :math:`A^T A`.
 
     The QR decomposition of the augmented matrix :math:`[A\; r]` contains both :math:`R` and
-    :math:`Q^T r`. It is as accurate as `A` itself, whereas :math:`A^T A` would lose half of the
-    digits.
+    :math:`Q^T r`. Its errors are rounding errors of `A`, whereas :math:`A^T A` would lose half of
+    the digits.
 
     Args:
         A: A matrix of shape `[m, n]`; if `m < n` it is padded with rows of zeros.
         r: The residual, of shape `[m]`.
-        graded: Whether the sizes of rows differ by many orders of magnitude. For example, an
+        graded: Whether the norms of rows differ by many orders of magnitude. For example, an
             outlier under a robust loss has a large residual with a derivative near zero.
-            Reflections mix every column into the top row, where a large residual would cancel the
+            Reflections mix all rows into the top row, where a large residual would cancel the
             digits of the other rows. Therefore rows of zeros are inserted at the top, which makes
             the reflections equivalent to modified Gram-Schmidt.
 
@@ -64,33 +65,34 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     rows = with_fewer_rows(concatenate([A, r[:, None]], axis=1))
     above, below = n if graded else 0, 0 if graded else max(n - len(rows), 0)
     raw, _ = jnp.linalg.qr(jnp.pad(rows, ((above, below), (0, 0))), mode="raw")
-    # `raw` is transposed, because it holds R^T and the reflections. The mask is a constant, because
-    # XLA compiles kernels for that of `jnp.tril`.
+    # `raw` contains R^T and the reflections. The mask is a NumPy constant, because `jnp.tril` would
+    # compute its mask in additional kernels.
     return Triangle(jnp.where(np.tri(n, dtype=bool), raw[:n, :n], 0), raw[n, :n])
 
 
 def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
-    """Compute the triangular factor of residual rows, which may be sharded over devices.
+    """Compute the triangular factor of a matrix whose rows may be sharded over devices.
 
-    `graded` doesn't affect the factorization of each device's part.
+    `graded` has no effect on the factorization of each device's rows.
     """
     rows = with_fewer_residuals(concatenate([A, r[:, None]], axis=1))
     return triangle(rows[:, :-1], rows[:, -1], graded)
 
 
 def noise_damping(L: jax.Array) -> jax.Array:
-    r"""Damping for numerically dependent columns.
+    r"""Return a damping for numerically dependent columns.
 
-    If a column depends on other columns, rounding errors give it a pivot of a few machine epsilons,
-    and a step along it would be as long as :math:`\|r\| / \epsilon`. Damping such a column doesn't
-    affect the solution, because the column doesn't enlarge the range of the other columns.
+    If a column depends on the other columns, its pivot is a rounding error of a few machine
+    epsilons, and a step along it would be as long as :math:`\|r\| / \epsilon`. Damping such a
+    column doesn't affect the residuals of the solution, because the column doesn't enlarge the
+    range of the other columns.
 
     Args:
         L: The triangular factor of columns of similar lengths, of shape `[k, k]`.
 
     Returns:
-        The diagonal, of shape `[k]`: the largest entry where a pivot is below 32 machine epsilons
-        times this entry, else 0.
+        The diagonal, of shape `[k]`: the largest entry of `L` for pivots below 32 machine epsilons
+        times this entry, and 0 for all other pivots.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,19 +103,19 @@ def noise_damping(L: jax.Array) -> jax.Array:
     Reference:
         Golub and Van Loan (2013), Matrix Computations, section 5.5 (numerical rank).
     """
-    top = jnp.max(jnp.abs(L))
-    noise = jnp.asarray(_ROUNDED * float(jnp.finfo(L.dtype).eps), L.dtype) * top
-    return jnp.where(jnp.abs(jnp.diagonal(L)) <= noise, top, jnp.zeros_like(top))
+    largest = jnp.max(jnp.abs(L))
+    noise = jnp.asarray(_NOISE * float(jnp.finfo(L.dtype).eps), L.dtype) * largest
+    return jnp.where(jnp.abs(jnp.diagonal(L)) <= noise, largest, jnp.zeros_like(largest))
 
 
 def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
-    r"""The triangular factor of :math:`A` extended by the rows of a diagonal matrix.
+    r"""Compute the triangular factor of :math:`A` with the rows of a diagonal matrix appended.
 
     .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
 
     The diagonal is placed above `A`. Each reflection is then equivalent to modified Gram-Schmidt,
-    and rows of all sizes keep their digits. Below `A`, a diagonal that is :math:`1 / \epsilon`
-    times as large would cancel these digits.
+    and preserves the digits of rows of all magnitudes. Below `A`, a diagonal that is
+    :math:`1 / \epsilon` times as large would cancel the digits of `A`.
 
     Args:
         factors: The triangular factor of `A` and `r`.
@@ -143,29 +145,31 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
 class SingularFactors(NamedTuple):
     r"""The parts of :math:`A = U \,\mathrm{diag}(s)\, V^T` for the minimum-norm step.
 
-    `k` is `min(m, n)`. `U` is never formed for a tall matrix, because only :math:`b = U^T r` is
-    needed.
+    The number `k` of singular values is `min(m, n)`. A tall `U` isn't formed, because steps need
+    only :math:`b = U^T r`.
     """
 
-    s: jax.Array  # [k], descending
-    Vt: jax.Array  # [k, n]
-    b: jax.Array  # [k]
+    s: jax.Array  # [k], singular values, descending
+    Vt: jax.Array  # [k, n], right singular vectors
+    b: jax.Array  # [k], U^T r
 
 
 def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
-    r"""Compute singular values without :math:`A^T A`, which would square the condition number.
+    r"""Compute the SVD of a matrix after a QR decomposition.
 
-    A tall matrix (`m >= n`) is reduced by the QR decomposition of the augmented :math:`[A\; r]`,
-    whose triangular factor contains :math:`R` and :math:`Q^T r`. :math:`Q` is never formed, and
-    only the small :math:`R` needs an SVD. A wide matrix (`m < n`) is reduced by the QR
-    decomposition of :math:`A^T`. This costs :math:`m^2 n + m^3`, and no `n x n` array is formed.
+    :math:`A^T A` isn't formed, because it would square the condition number. A tall matrix (`m >=
+    n`) is reduced to :math:`R` and :math:`Q^T r` by the QR decomposition of the augmented
+    :math:`[A\; r]`. :math:`Q` is never formed, and only :math:`R` needs an SVD. A wide matrix (`m <
+    n`) is reduced by the QR decomposition of :math:`A^T`. This takes :math:`m^2 n + m^3`
+    operations, and no `n x n` array is formed.
 
     Args:
         A: The scaled Jacobian, of shape `[m, n]`.
         r: The residual, of shape `[m]`.
 
     Returns:
-        Singular values, right singular vectors, and the residual in the basis of the left ones.
+        Singular values, right singular vectors, and the residual in the basis of the left singular
+        vectors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -178,28 +182,28 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
         Golub and Van Loan (2013), Matrix Computations, sections 5.2 and 8.6.
     """
     m, n = A.shape
-    return singular_triangle(row_triangle(A, r)) if m >= n else _wide(A, r)
+    return singular_triangle(row_triangle(A, r)) if m >= n else _singular_wide(A, r)
 
 
 def singular_triangle(factors: Triangle) -> SingularFactors:
-    """The singular values of a matrix from its triangular factor."""
+    """Compute the SVD of a matrix from its triangular factor."""
     U, s, Vt = jnp.linalg.svd(factors.L.T)
     return SingularFactors(s, Vt, matmul(U.T, factors.c))
 
 
-def _wide(A: jax.Array, r: jax.Array) -> SingularFactors:
+def _singular_wide(A: jax.Array, r: jax.Array) -> SingularFactors:
     Q, R = jnp.linalg.qr(A.T)  # A = R^T Q^T
     U, s, Wt = jnp.linalg.svd(R.T)
     return SingularFactors(s, matmul(Wt, Q.T), matmul(U.T, r))
 
 
 def numerical_rank(s: jax.Array, size: int) -> jax.Array:
-    r"""The numerical rank: the number of singular values above rounding noise.
+    r"""Return the numerical rank: the number of singular values above rounding noise.
 
     .. math:: \#\{ s_i > \min(32, \max(m, n))\, \epsilon\, s_1 \}
 
     Rounding errors of a dependent column hardly grow with the number of rows: they are one or two
-    machine epsilons for 10 rows as well as for 100,000. A tolerance that grows with the number of
+    machine epsilons, both for 10 and for 100,000 rows. A tolerance that grows with the number of
     rows would discard directions that the data determine to several digits.
 
     Args:
@@ -219,7 +223,7 @@ def numerical_rank(s: jax.Array, size: int) -> jax.Array:
 
 
 def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
-    r"""The undamped minimum-norm step in the singular basis.
+    r"""Return the undamped minimum-norm step in the basis of right singular vectors.
 
     .. math:: z_i = b_i / s_i \text{ where } s_i > \min(32, \max(m, n))\, \epsilon\, s_1
         \text{, else } 0
@@ -244,5 +248,5 @@ def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
 
 def _determined(s: jax.Array, size: int) -> jax.Array:
     """Return a mask of the singular values above rounding noise, of shape `[k]`."""
-    noise = min(size, _ROUNDED) * jnp.finfo(s.dtype).eps
+    noise = min(size, _NOISE) * jnp.finfo(s.dtype).eps
     return s > jnp.asarray(noise, s.dtype) * s[0]

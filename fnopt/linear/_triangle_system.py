@@ -1,4 +1,4 @@
-"""Steps from a triangular (QR) factor: the most accurate steps, for small and medium problems."""
+"""Steps by QR factorization, the most accurate steps for small and medium problems."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fnopt.linear._triangle import (
 )
 from fnopt.numerics import matmul
 
-# Steps longer than this times the radius are cut. Moré (1978) iterates until the length is
-# within 1.1; the damping for the next step follows from this solution anyway, and a program without
-# an inner loop compiles in two thirds of the time.
-_LONGEST = 1.5
-# Least damping, in machine epsilons of the largest entry, so that no pivot is zero. It is a few
-# times the rounding error of a Householder QR (Higham 2002, theorem 19.4).
-_LEAST = 8.0
+# Largest step length, relative to the radius. Moré (1978) iterates until the length is within 1.1
+# times the radius. Here the damping of the next step follows from this solution, and a program
+# without an inner loop compiles in two thirds of the time.
+_MAX_LENGTH = 1.5
+# Smallest root of the damping, in machine epsilons of the largest entry, so that no pivot is zero.
+# It is a few times the rounding error of a Householder QR (Higham 2002, theorem 19.4).
+_MIN_DAMPING = 8.0
 
 
 def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
@@ -35,31 +35,31 @@ def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
         step: A solution of the damped system, with its length.
         radius: The trust-region radius.
     """
-    full, most = step.solution_length, jnp.asarray(_LONGEST, radius.dtype) * radius
-    assert full is not None
-    t = jnp.where(full > most, divide(most, full), jnp.ones_like(most))
+    p_norm, limit = step.solution_length, jnp.asarray(_MAX_LENGTH, radius.dtype) * radius
+    assert p_norm is not None
+    t = jnp.where(p_norm > limit, divide(limit, p_norm), jnp.ones_like(limit))
     # For (A^T A + lam I) p = -A^T r, the step t p reduces the model by t (||A p||^2 + lam ||p||^2)
     # - t^2 ||A p||^2 / 2.
     half = jnp.asarray(0.5, t.dtype)
-    gained = t * ((1 - half * t) * step.model_norm + step.lam * full * full)
-    return step._replace(p=t * step.p, model_norm=t * t * step.model_norm, predicted=gained)
+    predicted = t * ((1 - half * t) * step.model_norm + step.lam * p_norm * p_norm)
+    return step._replace(p=t * step.p, model_norm=t * t * step.model_norm, predicted=predicted)
 
 
 @dataclasses.dataclass(frozen=True)
 class TriangleSystem:
-    r"""A linear model given by the triangular factor of its QR decomposition.
+    r"""A linear model represented by the triangular factor of its QR decomposition.
 
-    Every step costs one QR decomposition of two triangular factors. The condition number isn't
-    squared, so directions with small singular values still contribute to the step. Problems that
-    are singular at their solution converge along these directions. The radius bounds the effect of
-    rounding errors.
+    A step takes one QR decomposition of two stacked triangular matrices, the factor and the
+    damping. The condition number isn't squared, so directions with small singular values still
+    contribute to the step. Problems with a singular Jacobian at the solution converge along such
+    directions. The radius bounds the effect of rounding errors.
 
     Args:
         triangle: The triangular factor of `A` and `r`.
         size: The longer side of `A`, `max(m, n)`.
-        start: The damping of the next step, a scalar.
+        start: The damping of the trust-region step, a scalar.
         pull: :math:`w \mapsto A^T w`.
-        fixed: A diagonal that always damps the triangular factor, of shape `[k]`; see
+        fixed: An additional damping of every step, a diagonal of shape `[k]`; see
             :func:`noise_damping`.
 
     Example:
@@ -97,49 +97,48 @@ class TriangleSystem:
         return cut_to_radius(self.damped(self.start), radius)
 
     def damped(self, lam: jax.Array) -> DampedStep:
-        """The damped step."""
-        top = jnp.max(jnp.abs(self.triangle.L))
-        least = jnp.asarray(_LEAST * float(jnp.finfo(lam.dtype).eps), lam.dtype)
-        least *= jnp.where(top > 0, top, jnp.ones_like(top))
-        L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least) + self.fixed)
+        """Return the damped step."""
+        largest = jnp.max(jnp.abs(self.triangle.L))
+        min_root = jnp.asarray(_MIN_DAMPING * float(jnp.finfo(lam.dtype).eps), lam.dtype)
+        min_root *= jnp.where(largest > 0, largest, jnp.ones_like(largest))
+        L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), min_root) + self.fixed)
         p = -backward(L, c)
-        # `norm`, not `length`: the squares may overflow if the scaling is far larger than the
+        # `norm`, not `length`, because squares may overflow if the scaling is far larger than the
         # column norms.
-        full = norm(p)
-        rise = jnp.square(divide(full, length(forward(L, p))))
+        p_norm = norm(p)
+        hebden = jnp.square(divide(p_norm, length(forward(L, p))))
         model_norm = self.model_norm(p)
-        predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * full * full
-        return DampedStep(p, lam, model_norm, predicted, L, full, rise)
+        predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * p_norm * p_norm
+        return DampedStep(p, lam, model_norm, predicted, L, p_norm, hebden)
 
     def gauss_newton(self) -> DampedStep:
-        """Return the minimum-norm full step in units of the columns, without noise directions.
+        """Return the minimum-norm full step, in params scaled by the column norms.
 
-        The units are the column norms at this point. The scaling of the search also includes larger
-        norms from earlier points, relative to which the effect of a param could appear to be
-        rounding noise.
+        The scaling of the search isn't used, because it includes larger column norms of earlier
+        points. Relative to these norms, the effect of a param could be below rounding noise.
         """
         columns = norm(self.triangle.L, axis=1)
-        return self.shortest(jnp.where(columns > 0, columns, jnp.ones_like(columns)))
+        return self.minimum_norm(jnp.where(columns > 0, columns, jnp.ones_like(columns)))
 
-    def shortest(self, unit: jax.Array) -> DampedStep:
-        """Return the minimum-norm full step in given units, in directions above rounding noise.
+    def minimum_norm(self, scale: jax.Array) -> DampedStep:
+        """Return the full step of minimum scaled norm, in directions above rounding noise.
 
         Args:
-            unit: The units, of shape `[k]`.
+            scale: The scale of every param, of shape `[k]`.
         """
         L, c = self.triangle
-        factors = singular_triangle(Triangle(L / unit[:, None], c))
-        p = -matmul(factors.Vt.T, gauss_newton_solution(factors, self.size)) / unit
+        factors = singular_triangle(Triangle(L / scale[:, None], c))
+        p = -matmul(factors.Vt.T, gauss_newton_solution(factors, self.size)) / scale
         model_norm = self.model_norm(p)
         half = jnp.asarray(0.5, p.dtype)
         return DampedStep(p, jnp.zeros_like(model_norm), model_norm, half * model_norm)
 
     def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array]:
-        """Return the damped solution for other right-hand sides."""
+        """Return the function from residuals to the solution with the damping of a step."""
         return lambda w: backward(step.factor, forward(step.factor, self.pull(w)))
 
     def model_norm(self, v: jax.Array) -> jax.Array:
-        r"""The square :math:`\|A v\|^2`."""
+        r"""Return :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(jnp.sum(v[:, None] * self.triangle.L, axis=0)))
 
 
@@ -147,12 +146,11 @@ class TriangleSystem:
 class LiftedSystem:
     r"""A linear model with fewer rows than columns, solved in the row space.
 
-    With :math:`A^T = Q R` every step is a linear combination :math:`p = Q y` of the columns of
-    :math:`Q`, and the model is :math:`R^T y + r`. No `n x n` array is formed.
+    With :math:`A^T = Q R`, a step in the row space is :math:`p = Q y`, and the model of `y` is
+    :math:`R^T y + r`. No `n x n` array is formed.
 
     Args:
-        rows: The model of `y`; its `pull` maps a residual to the coefficients of :math:`A^T w`
-            in `Q`.
+        rows: The model of `y`; its `pull` maps residuals `w` to :math:`Q^T A^T w`.
         Q: Orthonormal columns, of shape `[n, m]`.
 
     Example:
@@ -169,26 +167,26 @@ class LiftedSystem:
     Q: jax.Array
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
-        """The step within the radius."""
-        return self._lifted(self.rows.trust_region(radius))
+        """Return the step, shortened to at most 1.5 times the radius."""
+        return self._lift(self.rows.trust_region(radius))
 
     def damped(self, lam: jax.Array) -> DampedStep:
-        """The damped step."""
-        return self._lifted(self.rows.damped(lam))
+        """Return the damped step."""
+        return self._lift(self.rows.damped(lam))
 
     def gauss_newton(self) -> DampedStep:
-        """The minimum-norm full step."""
+        """Return the minimum-norm full step."""
         c = self.rows.triangle.c
-        return self._lifted(self.rows.shortest(jnp.ones_like(c)))
+        return self._lift(self.rows.minimum_norm(jnp.ones_like(c)))
 
     def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array]:
-        """The damped solution for other residuals."""
+        """Return the function from residuals to the solution with the damping of a step."""
         pull_back = self.rows.pull_back(step)
         return lambda w: matmul(self.Q, pull_back(w))
 
     def model_norm(self, v: jax.Array) -> jax.Array:
-        r"""The square :math:`\|A v\|^2`."""
+        r"""Return :math:`\|A v\|^2`."""
         return self.rows.model_norm(matmul(v, self.Q))
 
-    def _lifted(self, step: DampedStep) -> DampedStep:
+    def _lift(self, step: DampedStep) -> DampedStep:
         return step._replace(p=matmul(self.Q, step.p))

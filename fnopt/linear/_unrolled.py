@@ -1,12 +1,13 @@
-"""Normal equations of many small problems at once, in unrolled arithmetic.
+"""Batched normal equations of many small problems, in unrolled arithmetic.
 
-Problems are stacked along the last axis, the *lanes*. Every scalar of the algebra is an array of
-shape `[lanes]`, so each operation is a vector instruction for many problems, without a loop over
-problems. All loops over unknowns are unrolled in Python, which is suitable for up to a dozen
-unknowns.
+The last axis is the batch of problems. A *lane* is one problem of the batch, as in a vector
+register. A scalar of the algebra is an array of shape `[lanes]`, so each operation is a vector
+instruction for many problems. Loops over unknowns are unrolled in Python, which is suitable for up
+to a dozen unknowns.
 
-For 1,000 lanes of 1 to 10 unknowns, factorization and solution took 0.27 to 0.41 of the CPU time of
-a batched `jnp.linalg.cholesky` (LAPACK), and 0.4 (1 unknown) to 5 times (6) its compilation time.
+For 1,000 problems of 1 to 10 unknowns, factorization and solution took 0.27 to 0.41 of the CPU time
+of a batched `jnp.linalg.cholesky` (LAPACK). Compilation took 0.4 times (1 unknown) to 5 times (6
+unknowns) as long.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from jax import lax
 Rows = tuple[tuple[jax.Array, ...], ...]
 """A lower triangle: row `i` contains entries 0 to `i`, each of shape `[lanes]`."""
 
-# XLA on a CPU vectorizes a sum over the lanes only if it unrolls the loop over the points, and it
-# unrolls only small loops: a few points of a few terms. Without stages a fit took up to three times
-# as long. With more points or terms in a stage, it took up to five times as long. Stages of short
-# sums also have smaller rounding errors in float32.
+# On a CPU, XLA vectorizes a sum over points across the lanes only if it unrolls the loop over the
+# points, and it unrolls only small loops: a few points of a few terms. Without stages a fit took up
+# to three times as long. With more points or terms in a stage, it took up to five times as long.
+# Stages of short sums also have smaller rounding errors in float32.
 _POINTS, _TERMS = 5, 11
-_PARTIAL = 10  # for sums of partial sums, which don't evaluate the model
+_PARTIAL = 10  # block size for sums of partial sums, which don't evaluate the model
 
 
 class NormalEquations(NamedTuple):
@@ -41,12 +42,12 @@ class NormalEquations(NamedTuple):
 class Factor(NamedTuple):
     r"""Cholesky factors :math:`L L^T` of many small matrices."""
 
-    L: Rows  # below the diagonal; row i has i entries
-    diagonal: tuple[jax.Array, ...]  # L_ii, infinite where there is no pivot
+    L: Rows  # strictly lower triangle; row i has i entries
+    diagonal: tuple[jax.Array, ...]  # L_ii, infinite without a positive pivot
 
 
 def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquations:
-    r"""Compute the sums :math:`r^T r`, :math:`J^T r` and :math:`J^T J` of every lane.
+    r"""Compute the sums :math:`r^T r`, :math:`J^T r` and :math:`J^T J` of every problem.
 
     Args:
         columns: The columns of the Jacobians: `n` arrays of shape `[m, lanes]`.
@@ -68,30 +69,29 @@ def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquati
     products = [r * r, *(c * r for c in J)]
     products += [J[i] * J[j] for i in range(n) for j in range(i + 1)]
     square, *sums = sum_points(products)
-    g, rest = tuple(sums[:n]), iter(sums[n:])
-    return NormalEquations(
-        square, g, tuple(tuple(next(rest) for _ in range(i + 1)) for i in range(n))
-    )
+    g, entries = tuple(sums[:n]), iter(sums[n:])
+    A = tuple(tuple(next(entries) for _ in range(i + 1)) for i in range(n))
+    return NormalEquations(square, g, A)
 
 
 def sum_points(terms: list[jax.Array]) -> list[jax.Array]:
-    """Sum over the first axis, with several terms in one reduction."""
+    """Sum arrays over their first axis, several arrays in one reduction."""
     groups = [terms[i : i + _TERMS] for i in range(0, len(terms), _TERMS)]
-    return [total for group in groups for total in _in_stages(group, _POINTS)]
+    return [total for group in groups for total in _sum_in_stages(group, _POINTS)]
 
 
-def _in_stages(terms: Sequence[jax.Array], block: int) -> Sequence[jax.Array]:
+def _sum_in_stages(terms: Sequence[jax.Array], block: int) -> Sequence[jax.Array]:
     """Sum over the first axis in blocks of rows; then sum the partial sums."""
     m = terms[0].shape[0]
     if m <= block:
         return _sum_together(tuple(terms), 0)
-    whole = m - m % block
-    blocks = tuple(t[:whole].reshape(-1, block, *t.shape[1:]) for t in terms)
+    end = m - m % block
+    blocks = tuple(t[:end].reshape(-1, block, *t.shape[1:]) for t in terms)
     partial = _sum_together(blocks, 1)
-    if whole < m:
-        rest = _sum_together(tuple(t[whole:] for t in terms), 0)
-        partial = tuple(jnp.concatenate([p, e[None]]) for p, e in zip(partial, rest, strict=True))
-    return _in_stages(partial, _PARTIAL)
+    if end < m:
+        last = _sum_together(tuple(t[end:] for t in terms), 0)
+        partial = tuple(jnp.concatenate([p, e[None]]) for p, e in zip(partial, last, strict=True))
+    return _sum_in_stages(partial, _PARTIAL)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -107,17 +107,16 @@ def _sum_together(terms: tuple[jax.Array, ...], axis: int) -> tuple[jax.Array, .
 
 @_sum_together.defjvp
 def _sums_of_tangents(axis: int, primals: Any, tangents: Any) -> Any:
-    # JAX's derivative rule for general reducers fails from 0.12 on if the tangent of a term is
-    # zero.
-    (terms,), (rates,) = primals, tangents
-    return _sum_together(terms, axis), tuple(jnp.sum(rate, axis) for rate in rates)
+    # Since JAX 0.12, the derivative rule of `lax.reduce` fails if the tangent of a term is zero.
+    (terms,), (terms_dot,) = primals, tangents
+    return _sum_together(terms, axis), tuple(jnp.sum(t_dot, axis) for t_dot in terms_dot)
 
 
 def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.0) -> Factor:
-    r"""Factor :math:`A + \lambda I = L L^T` for every lane.
+    r"""Factor :math:`A + \lambda I = L L^T` for every problem.
 
-    If a pivot isn't above `least`, its row and column of `L` are omitted. For a semidefinite matrix
-    the result is a factor of the submatrix of the remaining rows and columns.
+    If a pivot isn't above `least`, its row and column are treated as zero. For a semidefinite
+    matrix, the result is a factor of the submatrix of the remaining rows and columns.
 
     Args:
         A: The lower triangles.
@@ -142,8 +141,8 @@ def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.
         for j in range(i):
             L[i].append((row[j] - _dot(L[i][:j], L[j][:j])) / diagonal[j])
         pivot = row[i] + damping - _dot(L[i], L[i])
-        # The diagonal is infinite without a pivot. Quotients by it are zero, so the unknown keeps
-        # its value in this problem of the batch, without a branch.
+        # Without a positive pivot, the diagonal is infinite. Quotients by it are zero, so the
+        # unknown is 0 in this problem, without a branch.
         diagonal.append(jnp.sqrt(jnp.where(pivot > least, pivot, jnp.full_like(pivot, jnp.inf))))
     return Factor(tuple(map(tuple, L)), tuple(diagonal))
 
@@ -153,7 +152,7 @@ def _dot(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> Any:
 
 
 def unrolled_solve(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    r"""Solve :math:`L L^T x = b` for every lane; an unknown without a pivot becomes 0.
+    r"""Solve :math:`L L^T x = b` for every problem; an unknown without a pivot is set to 0.
 
     Args:
         factor: The factors.
@@ -173,9 +172,9 @@ def unrolled_solve(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, .
 
 
 def unrolled_forward(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    r"""Solve :math:`L y = b` for every lane; an unknown without a pivot becomes 0."""
-    # Divisions rather than products with inverses: XLA computes a division once and keeps it, but
-    # recomputes a product for each of its uses.
+    r"""Solve :math:`L y = b` for every problem; an unknown without a pivot is set to 0."""
+    # XLA recomputes cheap products in every fusion that uses them, but not divisions. Therefore
+    # divisions are faster than products with inverses.
     y: list[jax.Array] = []
     for row, b_i, pivot in zip(factor.L, b, factor.diagonal, strict=True):
         y.append((b_i - _dot(row, y)) / pivot)
@@ -183,7 +182,7 @@ def unrolled_forward(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array,
 
 
 def unrolled_backward(factor: Factor, y: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    r"""Solve :math:`L^T x = y` for every lane; an unknown without a pivot becomes 0."""
+    r"""Solve :math:`L^T x = y` for every problem; an unknown without a pivot is set to 0."""
     L, diagonal = factor.L, factor.diagonal
     n = len(diagonal)
     x: list[jax.Array] = [y[-1]] * n
@@ -194,13 +193,13 @@ def unrolled_backward(factor: Factor, y: Sequence[jax.Array]) -> tuple[jax.Array
 
 
 def unrolled_inverse(factor: Factor) -> Rows:
-    """The inverses, as lower triangles.
+    """Compute the inverses of the factorized matrices.
 
     Args:
         factor: The factors.
 
     Returns:
-        The lower triangles; rows and columns of a missing pivot are zero.
+        The lower triangles; rows and columns without a pivot are zero.
 
     Example:
         >>> import jax.numpy as jnp
@@ -212,8 +211,8 @@ def unrolled_inverse(factor: Factor) -> Rows:
     n = len(diagonal)
     M: list[list[jax.Array]] = []  # L^-1
     for i in range(n):
-        ends = [-_dot(L[i][j:], [M[k][j] for k in range(j, i)]) for j in range(i)]
-        M.append([e / diagonal[i] for e in [*ends, jnp.ones_like(diagonal[i])]])
+        row = [-_dot(L[i][j:], [M[k][j] for k in range(j, i)]) for j in range(i)]
+        M.append([entry / diagonal[i] for entry in [*row, jnp.ones_like(diagonal[i])]])
     return tuple(
         tuple(
             _dot([M[k][i] for k in range(i, n)], [M[k][j] for k in range(i, n)])
@@ -224,6 +223,6 @@ def unrolled_inverse(factor: Factor) -> Rows:
 
 
 def unrolled_rank(factor: Factor) -> jax.Array:
-    """The number of pivots, an int32 array of shape `[lanes]`."""
-    kept = [jnp.isfinite(d).astype(jnp.int32) for d in factor.diagonal]
-    return sum(kept[1:], kept[0])
+    """Return the number of positive pivots of every problem, int32 `[lanes]`."""
+    has_pivot = [jnp.isfinite(d).astype(jnp.int32) for d in factor.diagonal]
+    return sum(has_pivot[1:], has_pivot[0])

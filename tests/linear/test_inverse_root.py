@@ -72,7 +72,7 @@ def test_power_iteration_of_zeros_and_of_what_is_none():
     value, vector = power_iteration(jnp.zeros((3, 3)))
     assert value == 0
     assert jnp.isfinite(vector).all()
-    with pytest.raises(ValueError, match="expected a square one"):
+    with pytest.raises(ValueError, match="expected a square matrix"):
         power_iteration(jnp.ones((2, 3)))
     with pytest.raises(ValueError, match="v0"):
         power_iteration(lambda v: v)

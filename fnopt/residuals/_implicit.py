@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.jacobians import forward_from_reverse, value_and_jacobian
+from fnopt.linear import norm, numerical_rank, singular_triangle, triangle
 from fnopt.numerics import matmul, nonzero
 from fnopt.sharding import replicate, reshard_like
 
@@ -59,6 +60,7 @@ def minimum_tangent(
     fixed: tuple[jax.Array, jax.Array] | None = None,
     mode: str = "auto",
     total: Callable[[Any], Any] | None = None,
+    jacobian: Callable[[], jax.Array] | None = None,
 ) -> jax.Array:
     r"""Tangent of a minimum with respect to the data, by the implicit function theorem.
 
@@ -80,6 +82,10 @@ def minimum_tangent(
         mode: `'forward'` if the cost has no reverse-mode derivative, `'reverse'` if it has no
             forward-mode derivative. The Hessian is then always formed.
         total: Function that sums over devices, if `cost` is the part of one device.
+        jacobian: For sums of squares, a function that returns the Jacobian `J` of the residuals, of
+            shape `[m, n]`, or its triangular factor. The Hessian is then formed in coordinates in
+            which :math:`J^T J` is the identity, because forming :math:`J^T J` itself loses half of
+            the digits of `J`. The function is called only if the Hessian is formed.
 
     Returns:
         The tangent of the minimum, of shape `[n]`, which is linear in `change`.
@@ -95,30 +101,52 @@ def minimum_tangent(
         Gould et al. (2016), On differentiating parameterized argmin and argmax problems,
         arXiv:1607.05447.
     """
-    gradient = _gradient_fn(cost, mode)
-    _, gradient_change = jax.jvp(lambda d: gradient(x, d), (data,), (change,))
-    H, product = None, lambda v: pushed(lambda x: gradient(x, data), (x,), (v,))[1]
-    if x.size <= _LARGEST_FORMED or mode != "auto":
-        H = jax.jacfwd(gradient)(x, data)
+    # Under shard_map, the origin varies over devices like x; the tangents of bounds don't.
+    origin, zeros = jnp.zeros_like(x), jnp.zeros(x.shape, x.dtype)
+    mask, shift = (zeros != 0, zeros) if fixed is None else fixed
+    shift = jnp.where(mask, shift, zeros)
+    is_formed = x.size <= _LARGEST_FORMED or mode != "auto"
+    basis = None
+    if is_formed and jacobian is not None:
+        # The tangent doesn't depend on the basis, so no derivative goes through it.
+        basis = _whitening_basis(lax.stop_gradient(jnp.where(mask, 0, jacobian())))
+
+    def step(z: jax.Array) -> jax.Array:
+        return jnp.where(mask, 0, z if basis is None else matmul(basis, z))
+
+    # Params on a bound move with the bound, so their shift is treated as data.
+    gradient = _gradient_fn(lambda z, data: cost(x + step(z) + data[1], data[0]), mode)
+    _, gradient_change = jax.jvp(
+        lambda data: gradient(origin, data), ((data, zeros),), ((change, shift),)
+    )
+
+    def free_gradient(z: jax.Array) -> jax.Array:
+        return gradient(z, (data, zeros))
+
+    H, product = None, lambda v: pushed(free_gradient, (origin,), (v,))[1]
+    if is_formed:
+        H = jax.jacfwd(free_gradient)(origin)
         if total is not None:
             # Two sums, because only the second sum must be linear in `change`.
             H, gradient_change = total(H), total(gradient_change)
         product = functools.partial(matmul, H)
-    if fixed is None:
-        return -_hessian_solve(product, H, gradient_change)
-    mask, shift = fixed
-    zeros = jnp.zeros_like(gradient_change)
-    shift = jnp.where(mask, shift, zeros)
+    smallest = 0 if basis is None else 1
+    return shift - step(_hessian_solve(product, H, gradient_change, smallest))
 
-    def free_product(v: jax.Array) -> jax.Array:
-        return jnp.where(mask, v, product(jnp.where(mask, zeros, v)))
 
-    # The rows and columns of params on a bound are replaced by those of the identity matrix.
-    block = (
-        None if H is None else jnp.where(mask | mask[:, None], jnp.diag(mask.astype(x.dtype)), H)
-    )
-    b = jnp.where(mask, zeros, gradient_change + product(shift))
-    return shift - _hessian_solve(free_product, block, b)
+def _whitening_basis(J: jax.Array) -> jax.Array:
+    r"""Return a basis `T` with :math:`T^T J^T J T = I`, from the singular values of `J`.
+
+    .. math:: J D^{-1} = \sum_i s_i u_i v_i^T, \qquad t_i = D^{-1} v_i / s_i
+
+    with the column norms `D`. Directions that `J` doesn't determine are divided by the largest
+    singular value instead.
+    """
+    norms = nonzero(norm(J))
+    s, Vt, _ = singular_triangle(triangle(J / norms, jnp.zeros_like(J[:, 0])))
+    rank = numerical_rank(s, max(J.shape))
+    determined = jnp.arange(s.size, dtype=rank.dtype) < rank
+    return Vt.T / nonzero(jnp.where(determined, s, s[0])) / norms[:, None]
 
 
 def _gradient_fn(cost: Callable[..., jax.Array], mode: str) -> Callable[..., jax.Array]:
@@ -126,8 +154,11 @@ def _gradient_fn(cost: Callable[..., jax.Array], mode: str) -> Callable[..., jax
     return forward_from_reverse(gradient) if mode == "reverse" else gradient
 
 
-def _hessian_solve(product: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
-    """Solve `H x = b`, or by conjugate gradients if only the product with `H` is available."""
+def _hessian_solve(product: Any, H: jax.Array | None, b: jax.Array, smallest: int) -> jax.Array:
+    """Solve `H x = b`, or by conjugate gradients if only the product with `H` is available.
+
+    Diagonal entries above `smallest` are scaled to 1.
+    """
     if H is None:
         tol = 10 * float(jnp.finfo(b.dtype).eps)
         # n iterations are enough in exact arithmetic. With a singular Hessian, the iteration might
@@ -135,7 +166,8 @@ def _hessian_solve(product: Any, H: jax.Array | None, b: jax.Array) -> jax.Array
         cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=2 * b.size)
         return lax.custom_linear_solve(product, b, lambda A, b: cg(A, b)[0], symmetric=True)
     # Scaling to a unit diagonal makes the numerical rank independent of the scales of the params.
-    scale = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))
+    # In a whitened basis, a diagonal entry below 1 is the small curvature of a flat direction.
+    scale = nonzero(jnp.maximum(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))), smallest))
     return _pseudo_solve(H, b, scale, scale, H.shape[0], hermitian=True)
 
 

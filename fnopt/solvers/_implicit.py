@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.jacobians import lacks_forward
+from fnopt.jacobians import SparseJacobian, lacks_forward
 from fnopt.numerics import matmul
 from fnopt.programs import convert_closure
 from fnopt.residuals import linearise, minimum_tangent, pushed
@@ -164,7 +164,10 @@ def _tangent(
     # Each device differentiates the cost of its own rows, and `total` sums over devices.
     with rows_sharded_over(()):
         total = functools.partial(psum, axis_name=axes) if axes else None
-        dx = minimum_tangent(cost, point, data, data_dot, active, push_mode, total)
+        jacobian = None
+        if end.jacobian is not None:
+            jacobian = functools.partial(_scaled_jacobian, end.jacobian, residual_scale, scale)
+        dx = minimum_tangent(cost, point, data, data_dot, active, push_mode, total, jacobian)
         dx = scale * dx
         primals = (pvary_over_rows(x), data), (pvary_like(dx, point), data_dot)
         (_, _, J), (cost_dot, r_dot, J_dot) = pushed(values, *primals, push_mode)
@@ -178,6 +181,13 @@ def _tangent(
     tangent = zero._replace(params=dx, cost=cost_dot, residuals=r_dot)
     # A sparse Jacobian is treated as constant.
     return tangent if full is None else tangent._replace(jacobian=J_dot)
+
+
+def _scaled_jacobian(
+    J: jax.Array | SparseJacobian, residual_scale: jax.Array, scale: jax.Array
+) -> jax.Array:
+    dense = J.matrix() if isinstance(J, SparseJacobian) else J
+    return residual_scale * dense * scale
 
 
 def _values_at(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> tuple[Any, ...]:

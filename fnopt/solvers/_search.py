@@ -41,7 +41,8 @@ class _Round(NamedTuple):
     state: SearchState
     certified: Certified
     residual_scale: jax.Array  # scale of the residuals in this loop
-    number: jax.Array  # int32, number of loops so far, without repetitions at another scale
+    loops: jax.Array  # int32, number of loops so far
+    number: jax.Array  # int32, the same without repetitions at another scale
     decreased: jax.Array  # whether the last restart lowered the cost by more than SHARE
 
 
@@ -77,7 +78,7 @@ def search(
         decreased = end.point.cost < (1 - tolerances.share) * start.point.cost
         decreased |= rescaled | (last.number == 0)
         number = last.number + (~rescaled).astype(jnp.int32)
-        return _Round(end, certified, residual_scale, number, decreased)
+        return _Round(end, certified, residual_scale, last.loops + 1, number, decreased)
 
     def unfinished(last: _Round) -> jax.Array:
         # An evaluation of the same point at another scale doesn't count as a step.
@@ -90,7 +91,7 @@ def search(
     scaled = scale_residuals(problem, first.residual_scale)
     start = blank_state(scaled, solver.model(scaled.model), x, history)
     zero = jnp.zeros((), jnp.int32)
-    begin = _Round(start, first, first.residual_scale, zero, jnp.ones((), bool))
+    begin = _Round(start, first, first.residual_scale, zero, zero, jnp.ones((), bool))
     return _solution(problem, solver, while_loop(unfinished, again, begin))
 
 
@@ -102,7 +103,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
     status = final_status(state.status, certified, last.decreased, last.number)
     if problem.box is not None:
         status = jnp.where(problem.box.is_feasible(), status, Status.INFEASIBLE.array)
-    evaluations = state.steps + last.number
+    evaluations = state.steps + last.loops  # a loop evaluates its initial point as well
     solution = Solution(
         params=point.x,
         cost=scaled.cost(residuals),

@@ -80,6 +80,21 @@ def test_without_steps_the_start_is_evaluated():
     assert end.history.cost.shape == (0,)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-24])
+def test_nfev_counts_every_evaluation(size):
+    # Squares of 1e-24 underflow in float32, so the fit evaluates the guess again at another scale.
+    calls = []
+
+    def residuals(p):
+        jax.debug.callback(lambda: calls.append(1))
+        return p[0] * jnp.exp(-p[1] * T) - np.float32(size) * Y
+
+    solver = fnopt.levenberg_marquardt(geodesic=False)
+    end = fnopt.least_squares(residuals, jnp.asarray([size, 1.0]), solver=solver)
+    jax.effects_barrier()
+    assert int(end.nfev) == len(calls)
+
+
 def test_compiles_once_inside_a_jitted_function():
     traces = 0
 

@@ -116,3 +116,41 @@ def test_a_weight_of_zero_within_a_robust_loss_and_integers_among_the_data(x64):
     moved = (along * r + 0.3 * w * r * 2 * z / c) / (1 + z) ** 2
     H = ROWS.T @ ((w * (1 - z) / (1 + z) ** 2)[:, None] * ROWS)
     np.testing.assert_allclose(got, -np.linalg.solve(H, ROWS.T @ moved), rtol=1e-8)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_float32_derivatives_of_a_polynomial_are_the_pseudo_inverse(batched):
+    # In float32, the Hessian J^T J of degree 5 has fewer digits than its condition number of 1e7.
+    t = np.linspace(0, 1, 30)
+    V = np.polynomial.polynomial.polyvander(t, 5)
+    y = jnp.asarray(V @ np.linspace(1, 2, 6), jnp.float32)
+
+    def curve(t, *c):
+        return sum(c_k * t**k for k, c_k in enumerate(c))
+
+    def single(y):
+        start = jnp.ones(6)
+        return fnopt.least_squares(lambda c: curve(t, *c) - y, start, max_steps=9).params
+
+    def batch(y):
+        return fnopt.curve_fit_batch(curve, t, y[None], (1.0,) * 6).params[0]
+
+    expected = np.linalg.pinv(V)
+    along, back = np.sin(9 * t), np.cos(np.arange(6))
+    fit = batch if batched else single
+    forward = jax.jit(lambda y: jax.jvp(fit, (y,), (jnp.asarray(along, y.dtype),))[1])(y)
+    pulled = jax.jit(jax.grad(lambda y: fit(y) @ jnp.asarray(back, y.dtype)))(y)
+    # Higham (2002), section 19.3: the backward error of a QR factorization grows like n eps.
+    tolerance = 6 * np.finfo(np.float32).eps * np.linalg.cond(V)
+    for computed, exact in ((forward, expected @ along), (pulled, expected.T @ back)):
+        error = np.linalg.norm(computed - exact) / np.linalg.norm(exact)
+        assert error < tolerance
+
+
+def test_float32_derivatives_leave_flat_directions_alone():
+    # Differences of 100 positions: their sum is undetermined, every difference is determined.
+    def spread(d):
+        return jnp.ptp(fnopt.least_squares(lambda x: x[1:] - x[:-1] - d, jnp.zeros(100)).params)
+
+    slope = jax.jit(jax.grad(spread))(jnp.linspace(1, 2, 99))
+    np.testing.assert_allclose(slope, np.ones(99), atol=1e-4)

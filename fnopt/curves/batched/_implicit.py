@@ -12,6 +12,7 @@ from jax import lax
 
 from fnopt.curves.batched._data import BatchData, Points, fill_masked, merge_points, one_fit
 from fnopt.curves.batched._task import Task
+from fnopt.jacobians import value_and_jacobian
 from fnopt.numerics import is_inexact, per_row
 from fnopt.programs import convert_closure
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
@@ -128,6 +129,13 @@ def _tangent(
             task, points, _ = parts(data)
             return task.cost(tuple(x), points)
 
+        def jacobian() -> jax.Array:
+            task, points, _ = parts(data)
+            direction = "forward" if mode == "auto" else mode
+            m, losses = points.y.size, task.losses_of(points)
+            r, J = value_and_jacobian(lambda x: task.residual(tuple(x), points), x, m, direction)
+            return J if losses is None else J * losses.corrections(r, floor=0.0)[1][:, None]
+
         def summary(x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
             task, points, _ = parts(data)
             lane = jax.tree.map(lambda a: a[..., None], (x, points))
@@ -142,7 +150,7 @@ def _tangent(
             d_box = d_rows[1]
             mask = box.held(x, value_and_slope(lambda x: cost(x, data), x)[1])
             active = mask, jnp.where(x <= box.lower, d_box.lower, d_box.upper)
-        dx = minimum_tangent(cost, x, data, d_data, active, mode)
+        dx = minimum_tangent(cost, x, data, d_data, active, mode, jacobian=jacobian)
         return dx, *pushed(summary, (x, data), (dx, d_data), mode)[1]
 
     fits = jax.tree.map(lambda a: a[index], (end.x, rows, rows_others, d_rows))

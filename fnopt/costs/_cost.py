@@ -42,12 +42,12 @@ def cost(
     Args:
         fn: Any function of arrays that JAX can trace, such as a jitted function, a gradient, or a
             training step.
-        trip_counts: Trip counts of while loops that the program doesn't determine: one number for
-            all loops, or a dict keyed by the names of loops in the result. A `jax.lax.fori_loop`
-            with concrete bounds (constants, or integers among the arguments) needs no entry. A loop
-            that may end early, such as `(error > tol) & (i < 50)`, is counted with its limit
-            without an entry, and the result is `at_most`. For any other loop without an entry, one
-            iteration is counted, and the result is neither `at_most` nor `exact`.
+        trip_counts: Trip counts of while loops: an integer for all loops, or a dict keyed by the
+            names of loops in the result. A `jax.lax.fori_loop` with concrete bounds (constants, or
+            integers among the arguments) needs no entry. Without an entry, a loop that may end
+            early, such as `(error > tol) & (i < 50)`, is counted with its limit, and the result is
+            `at_most`. For other loops without an entry, one iteration is counted, and the result is
+            neither `at_most` nor `exact`.
         compile: Whether to compile `fn` as well, for the memory use and the compiler's FLOP count
             (which counts the body of every loop once).
 

@@ -230,7 +230,7 @@ def distributed_cost(
         grads_bytes=size,
         state_bytes=state,
         kept_bytes=step.residual_bytes,
-        sent_bytes=2 * ring_bytes,
+        sent_bytes=2 * ring_bytes,  # an all-reduce is a reduce-scatter and an all-gather
         gradient_seconds=gradient_seconds,
         update_seconds=update_seconds,
         network_seconds=network.seconds(2 * ring_bytes, 2, devices),
@@ -240,7 +240,7 @@ def distributed_cost(
         zero1,
         params_bytes=size / devices,
         grads_bytes=size / devices,
-        sent_bytes=3 * ring_bytes,
+        sent_bytes=3 * ring_bytes,  # params in both passes, and a reduce-scatter of gradients
         network_seconds=network.seconds(3 * ring_bytes, 3, devices),
     )
     outer_bytes = 2 * ring_bytes * code_ratio

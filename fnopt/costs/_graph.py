@@ -34,8 +34,8 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Primitives whose result is a view of the first operand, or of a part of the operand, in another
-# shape, dtype or order: reading the result reads the operand's memory.
+# Primitives whose result is a view of (a part of) the first operand in another shape, dtype or
+# order. Reading the result reads the operand's memory.
 VIEWS = names("""
     reshape transpose squeeze expand_dims broadcast_in_dim convert_element_type slice dynamic_slice
     gather split unstack tile rev copy copy_p name tap stop_gradient optimization_barrier

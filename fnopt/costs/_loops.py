@@ -163,8 +163,8 @@ class _Conditions:
         if entry.op is not self.op:
             return TripSpan()
         if (entry.inside, wanted) in self.open:
-            # A carried condition that depends on itself: assume that it holds, and prove by
-            # induction over the iterations that it still holds at the end of the body.
+            # The carried condition depends on itself. Induction over the iterations: assume that
+            # the condition holds at the start of the body, and prove that it holds at the end.
             return TripSpan(until=math.inf)
         start = self.span(entry.outside, wanted)
         self.open.add((entry.inside, wanted))

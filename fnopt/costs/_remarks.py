@@ -140,7 +140,7 @@ class Compiled(NamedTuple):
     host_bytes: int = 0
 
 
-def labelled(name: str, bounds: Iterable[Bound]) -> str:
+def labeled(name: str, bounds: Iterable[Bound]) -> str:
     """Add to the label of a row whether its figures are upper bounds or incomplete."""
     kinds = set(bounds)
     worst = "incomplete" if "incomplete" in kinds else "at most"

@@ -14,7 +14,7 @@ from fnopt.costs._remarks import (
     Unknown,
     binary,
     compiler_notes,
-    labelled,
+    labeled,
     notes,
     work_table,
 )
@@ -136,7 +136,7 @@ class Cost:
             bounds[groups[name]].append(self.inexact[name])
         above = {group.rpartition("/")[0] for group in bounds} if depth else set()
         names = {group: f"{group} (rest)".lstrip() if group in above else group for group in bounds}
-        return {group: labelled(names[group] or "(rest)", bounds[group]) for group in bounds}
+        return {group: labeled(names[group] or "(rest)", bounds[group]) for group in bounds}
 
     def _groups(self, depth: int) -> dict[str, str]:
         depth += _shared([name.split("/") for name in self.parts if name])
@@ -175,6 +175,7 @@ class Cost:
         inexact = dict(self.inexact)
         for name, bound in other.inexact.items():
             inexact[name] = worse(inexact.get(name), bound)
+        # XLA analyzes a program as a unit, so the analyses of two programs can't be added.
         unknown, loops = self.unknown + other.unknown, self.loops + other.loops
         return Cost(parts, unknown, loops, None, inexact, self.choices + other.choices)
 
@@ -196,9 +197,10 @@ def _cost_table(cost: Cost, depth: int, hardware: Hardware | None) -> str:
     """Table of one program: one line per part, the total, and remarks."""
     labels = cost.labels(depth)
     rows = [(labels[name], [work]) for name, work in cost.grouped(depth).items()]
+    # The row of a single part would repeat the total.
     by_weight = sorted(rows, key=lambda row: (-row[1][0].flops, -row[1][0].bytes))
     rows = [] if len(rows) < 2 else by_weight
-    total = labelled("total", cost.inexact.values())
+    total = labeled("total", cost.inexact.values())
     lines = work_table([*rows, (total, [cost.total])], hardware)
     compiler = compiler_notes(cost.compiled, cost.flops, cost.loops)
     return "\n".join([*lines, *notes(cost.unknown, cost.loops, cost.choices), *compiler])
@@ -260,10 +262,10 @@ class GradCost:
         rows: list[Row] = []
         order = [*self.forward.grouped(depth)] if depth else []
         for name, cost in self.phases.items():
-            label = labelled(name, cost.inexact.values())
+            label = labeled(name, cost.inexact.values())
             rows += [(label, [cost.total]), *_parts(cost, depth, order)]
         cost_of_all = sum(self.phases.values(), Cost({}))
-        total = labelled("total", cost_of_all.inexact.values())
+        total = labeled("total", cost_of_all.inexact.values())
         rows.append((total, [cost.total for cost in self.phases.values()]))
         lines = work_table(rows, hardware)
         remarks = notes(cost_of_all.unknown, cost_of_all.loops, cost_of_all.choices)

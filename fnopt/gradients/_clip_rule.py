@@ -50,8 +50,8 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
     unmatched = [q for ps in patterns.values() for q in ps if not _any_match(paths, q)]
     if unmatched:
         raise ValueError(
-            f"{name}: groups has the patterns {names_text(unmatched)}, which match no leaf of "
-            f"{names_text(paths)}. fnopt.leaf_paths(params) lists the paths to match."
+            f"{name}: groups has the patterns {names_text(unmatched)}, expected patterns that "
+            f"match a leaf of {names_text(paths)}. fnopt.leaf_paths(params) lists the paths."
         )
     keys = sorted(patterns)  # the order in which JAX flattens a dict
     leaf_keys = [

@@ -81,12 +81,12 @@ def clipped_grad(
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples that `where`
             selects (all by default). This number includes examples that `skip_nonfinite` skips. For
             private training, divide the sum by the expected number of examples instead.
-        method: `'ghost'` computes norms from activations and cotangents. It forms the gradient of a
-            matrix only if the gradient is smaller than the activations and cotangents;
-            `ghost_report` shows the choice. `'vmap'` forms the gradients of all examples at once;
-            `'chunked'` forms them chunk by chunk. `'auto'` is `'ghost'` if activations and
-            cotangents of an example take less memory than its gradient, else `'chunked'`.
-        chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
+        method: `'ghost'` computes norms from activations and cotangents, and forms the gradient of
+            a matrix only if this is cheap; `ghost_report` shows the choice. `'vmap'` forms the
+            gradients of all examples at once, and `'chunked'` forms the gradients of a chunk at a
+            time. `'auto'` is `'ghost'` if the activations and cotangents of an example take less
+            memory than the gradient, else `'chunked'`.
+        chunk_size: Number of examples to process at once; by default chosen for the memory budget.
         rule: `'clip'` uses the factor above. `'automatic'` scales every gradient by `C / (norm +
             0.01)`; `C` is then a factor of the learning rate and needs no tuning.
         skip_nonfinite: Whether to replace the gradient of an example by zero if its gradient or
@@ -136,6 +136,7 @@ def clipped_grad(
         bound = spec.bind(args, kwargs, key, axis_name)
         mask = check_where(where, bound.size, spec.name)
         blocks = blocks_of(spec.like_argnums(bound.params), clip_norm, spec.name)
+        # The limits may be traced arrays, so they aren't part of the static options.
         clip = Clip(blocks._replace(limits=()), rule, skip_nonfinite)
         grads, info = run_compiled(
             _clip_gradients, bound, mask, blocks.limits, clip=clip, **options

@@ -73,7 +73,7 @@ def hardest_examples(
         batch_argnums: The positional arguments with a leading example axis; by default all
             arguments after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
+        chunk_size: Number of examples to process at once; by default chosen for the memory budget.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
             the batch is sharded, or several axes. All devices then receive the hardest examples of
             the whole batch, and `index` is the position in the whole batch.

@@ -29,8 +29,8 @@ def check_examples_independent(
 
     .. math:: \ell_i(\theta, x_1, \dots, x_n) = \ell(\theta, x_i)
 
-    Every computation over the batch axis violates this condition, such as batch normalization in
-    training mode, a contrastive loss, and an expert capacity shared by the tokens of all examples.
+    Every computation over the batch axis violates this condition. Examples are batch normalization
+    in training mode, a contrastive loss, and an expert capacity that all examples share.
     The check replaces a few examples, one at a time, and requires that the losses of all other
     examples don't change.
 

@@ -175,8 +175,6 @@ class ExampleLoss:
         # The gradients must cover this device's examples only.
         params = pvary_like(params, (args, kwargs, key))
 
-        # `loss` doesn't close over `self`: the cache of compiled calls compares the closure's
-        # values.
         fn, name, has_aux = functools.partial(self.fn, **kwargs), self.name, self.has_aux
 
         def loss(params: tuple[Any, ...], example: Any) -> tuple[jax.Array, Any]:
@@ -196,8 +194,8 @@ class ExampleLoss:
             self.fn, *args, **kwargs, key=None
         ):
             raise TypeError(
-                f"{self.name}: got no key, but the loss takes a key. Call it as "
-                "(params, batch, key=jax.random.key(seed)). Every example gets a key "
+                f"{self.name}: key is None, expected a PRNG key, because the loss takes a key. "
+                "Call it as (params, batch, key=jax.random.key(seed)). Every example gets a key "
                 "derived from this key."
             )
 

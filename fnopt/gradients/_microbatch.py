@@ -171,6 +171,7 @@ def micro_vmap(
             for x, a in zip(args, axes, strict=True)
         ]
         batch = [moved_args[i] for i in batch_argnums]
+        # `vmap` rejects shared arguments that are sharded over the mesh axis of the examples.
         moved_args = [
             x if i in batch_argnums else replicate_for_batch(x, batch)
             for i, x in enumerate(moved_args)

@@ -208,8 +208,7 @@ def poisson_batch(
         size: `n`, the number of examples in the data set.
         rate: `q`, the probability of each example; a number, or a scalar array, which may be
             traced.
-        capacity: The size of the padded batch, at most `size`. It is required if the rate is
-            traced.
+        capacity: The size of the padded batch, at most `size`; required if the rate is traced.
         step: The step number, which is folded into the key, so that a training run needs only one
             key. With `None`, pass a new key in every step.
 

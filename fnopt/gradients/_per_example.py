@@ -155,15 +155,15 @@ def per_example_norms(
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all
             arguments after the last of `argnums`.
-        method: `'ghost'` computes norms from activations and cotangents. It forms the gradient of a
-            matrix only if the gradient is smaller than the activations and cotangents;
-            `ghost_report` shows the choice. `'vmap'` forms the gradients of all examples at once;
-            `'chunked'` forms them chunk by chunk. `'auto'` is `'ghost'` if activations and
-            cotangents of an example take less memory than its gradient, else `'chunked'`.
-        chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
+        method: `'ghost'` computes norms from activations and cotangents, and forms the gradient of
+            a matrix only if this is cheap; `ghost_report` shows the choice. `'vmap'` forms the
+            gradients of all examples at once, and `'chunked'` forms the gradients of a chunk at a
+            time. `'auto'` is `'ghost'` if the activations and cotangents of an example take less
+            memory than the gradient, else `'chunked'`.
+        chunk_size: Number of examples to process at once; by default chosen for the memory budget.
         groups: `'leaf'` for the norm of every leaf, or a dict from names to patterns of
             paths (:func:`fnopt.errors.matches`) for the norms of groups of leaves. A leaf belongs
-            to the first group that matches it; leaves without a group are omitted.
+            to the first matching group; leaves without a group are omitted.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the norms, `[n]`, at least float32; or

@@ -42,7 +42,7 @@ def alignment_with_others(bound: BoundLoss, sums: Totals, chunk_size: int | None
         return jnp.conj(x / nonzero(length).astype(x.dtype)).astype(param.dtype)
 
     direction = jax.tree.map(unit, mean, bound.params)
-    # All quantities are relative to the largest norm, so that their squares are in range.
+    # Division by the largest norm prevents that squares overflow or underflow.
     largest = nonzero(jnp.max(jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))))
     # Component of every gradient along the unit vector of the sum.
     component = directional_derivatives(bound, direction, chunk_size).astype(norm.dtype) / largest
@@ -147,10 +147,10 @@ def gradient_similarity(
     gradient is formed. If a matrix is used at many positions, slices of the gradients are formed
     instead, because this is cheaper.
 
-    With a test batch as `other`, an SGD step with learning rate `lr` on training example `i`
-    changes the loss of test example `j` by `-lr * inner[i, j]`, to first order. The sum of these
-    changes over the checkpoints of a training run estimates the influence of training examples on a
-    prediction (TracIn).
+    Pass a test batch as `other` to estimate influences. An SGD step with learning rate `lr` on
+    training example `i` changes the loss of test example `j` by `-lr * inner[i, j]`, to first
+    order. The sum of these changes over the checkpoints of a training run estimates the influence
+    of training examples on a prediction (TracIn).
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.

@@ -149,7 +149,7 @@ def gradient_statistics(
         batch_argnums: The positional arguments with a leading example axis; by default all
             arguments after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
+        chunk_size: Number of examples to process at once; by default chosen for the memory budget.
         alignment: Whether to run the second pass. In this pass, an out-of-bounds index of a table
             selects the last row, as in `jax.jvp`.
         skip_nonfinite: Whether to omit examples with a non-finite gradient or loss from all sums.
@@ -223,6 +223,7 @@ def _statistics(
     count, mean, deviations = sums.moments
     treedef = jax.tree.structure(mean)
     pairs = [_variance(m, s, count) for m, s in zip(jax.tree.leaves(mean), deviations, strict=True)]
+    # `signal` is the unbiased squared norm of each leaf's mean.
     variance, signal = ([*parts] for parts in zip(*pairs, strict=True))
     ratios = zip(signal, variance, jax.tree.leaves(mean), strict=True)
     snr = [_ratio(s, v, [m]) for s, v, m in ratios]

@@ -1,8 +1,8 @@
 """Conversion of optimizers between fnopt, optax and flax, and privacy accounting.
 
-Most training loops don't need this package: flax, Equinox and optax call the `init` and `update` of
-an fnopt optimizer, and `fnopt.chain` accepts (init, update) pairs of other libraries. The functions
-of this package import other libraries only when they are called.
+Most training loops don't need this package. flax, Equinox and optax call the `init` and `update` of
+an fnopt optimizer, and `fnopt.chain` accepts (init, update) pairs of other libraries. Other
+libraries are imported only when a function of this package is called.
 """
 
 from __future__ import annotations

@@ -126,10 +126,10 @@ class health_flags(Value):
     are never active. This flag needs `zeros` among the statistics. With a batch of one example,
     half of all rectified units are inactive, so increase `zeros` for such batches.
 
-    A bias is dead or vanishing only if the weights of the layer are dead or vanishing, because the
-    biases of attention keys and biases before a normalization always have a zero gradient. Weights
-    are half dead only if their bias has as many zeros. A matrix without a bias is never half dead,
-    because its zero rows may be unused embedding rows or constant zero inputs.
+    A bias is dead or vanishing only if the weights of the layer are dead or vanishing: biases of
+    attention keys and biases before a normalization always have a zero gradient. Weights are half
+    dead only if their bias has as many zeros. A matrix without a bias is never half dead, because
+    zero rows may be due to unused embedding rows or to inputs that are always zero.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
     zero nor exploding. The mean never decreases, so that fluctuations of a converging fit don't

@@ -21,7 +21,7 @@ Groups = None | int | tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Grouping(NamedTuple):
-    """Groups of the leaves of a tree. They are static, because they depend only on the structure.
+    """Groups of the leaves of a tree; static, because groups depend only on the structure.
 
     Attributes:
         names: The names of the groups.
@@ -77,8 +77,8 @@ def as_groups(groups: Any) -> Groups:
         pairs = tuple((str(name), _patterns(p)) for name, p in groups.items())
     elif isinstance(groups, (tuple, list)):
         # Pairs of a name and patterns are results of this function, which may be called twice.
-        named = [p if isinstance(p, (tuple, list)) and len(p) == 2 else (p, p) for p in groups]
-        pairs = tuple((str(name).rstrip("/"), _patterns(p)) for name, p in named)
+        items = [p if isinstance(p, (tuple, list)) and len(p) == 2 else (p, p) for p in groups]
+        pairs = tuple((str(name).rstrip("/"), _patterns(p)) for name, p in items)
     else:
         raise TypeError(
             f"{where()}groups: {groups!r} is a {type(groups).__name__}, expected None (every "
@@ -108,9 +108,9 @@ def _check_patterns(groups: Groups, paths: list[str]) -> None:
     unmatched = [q for q in patterns if not any(matches(path, q) for path in paths)]
     if unmatched:
         raise ValueError(
-            f"{where()}groups has the patterns {names_text(unmatched)}, which match no leaf of "
-            f"{names_text(paths)}. A pattern must match a full path or one of its leading parts; "
-            "fnopt.leaf_paths(params) lists the paths."
+            f"{where()}groups has the patterns {names_text(unmatched)}, expected patterns that "
+            f"match a leaf of {names_text(paths)}. A pattern must match a full path or the leading "
+            "parts of a path; fnopt.leaf_paths(params) lists the paths."
         )
 
 
@@ -170,8 +170,8 @@ def biases_of(weights: Sequence[int], shapes: Sequence[Shape | None]) -> tuple[i
     """Index of the bias of every leaf, whose zeros show how many units are inactive.
 
     For a vector or a bias, the index is the index of the leaf itself. For a matrix without a bias,
-    it is `None`, because zeros of the matrix may be due to unused rows of an embedding or to inputs
-    that are always zero.
+    the index is `None`: zeros of the matrix may be due to unused embedding rows or to inputs that
+    are always zero.
     """
     first = {w: i for i, w in reversed([*enumerate(weights)]) if w != i}
     return tuple(

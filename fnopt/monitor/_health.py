@@ -29,8 +29,8 @@ from fnopt.sharding import axis_names, check_axis_name, shards_over
 class Health:
     """Result of `health`: for each statistic an array over the groups, or None.
 
-    A `Health` is a pytree with static names. It can be returned from `jax.jit`, `jax.vmap` and
-    `jax.lax.scan`; the latter two add leading axes.
+    A `Health` is a pytree with static names, which functions under `jax.jit`, `jax.vmap` and
+    `jax.lax.scan` can return. `jax.vmap` and `jax.lax.scan` add leading axes.
 
     Attributes:
         names: The names of the groups; without `groups`, the paths of the leaves.
@@ -143,9 +143,9 @@ def health(
             `'nonfinite'`, `'histogram'`. By default `'norm'`, `'nonfinite'`, and `'ratio'` if
             params are passed.
         groups: The groups of leaves. With `None`, every leaf is a group. With an integer `n`,
-            leaves whose paths share the first `n` parts form a group. With a list of patterns
-            (`'encoder'`, `'*/bias'`), or a dict from names to one or several patterns, a leaf
-            belongs to the first group that matches, else to the group `'other'`.
+            leaves whose paths share the first `n` parts form a group. A list of patterns
+            (`'encoder'`, `'*/bias'`), or a dict from names to one or several patterns, defines
+            groups by pattern. A leaf belongs to the first matching group, else to `'other'`.
         axis_name: Inside `jax.shard_map`, the named axis, or several axes, over which every leaf is
             split into equal parts (FSDP). The statistics then cover the full leaves, and are equal
             on all devices. If instead the batch is sharded, average the gradients over the devices
@@ -172,8 +172,8 @@ def health(
     stats = as_stats(stats)
     if "ratio" in stats and params is None:
         raise ValueError(
-            f"{where()}health: the ratio needs the params, got params=None. Call health(tree, "
-            "params)."
+            f"{where()}health: the ratio needs the params: params is None, expected a tree like "
+            "the gradients. Call health(tree, params)."
         )
     grouping = group(tree, as_groups(groups))
     if not grouping.names:

@@ -37,10 +37,10 @@ class record_health(Transformation):
 
     .. math:: u = g, \qquad s_{t+1} = s_t \cup \mathrm{health}(g_t)
 
-    At the start of a chain, `record_health` records the gradients. At the end of a chain, it
-    records the updates, and the ratio is the relative step length. The state is a ring buffer of
-    fixed size, which works in `jax.lax.scan`, `jax.jit` and `jax.vmap`, and in checkpoints.
-    `health_history` reads the state.
+    At the start of a chain, `record_health` records the gradients. At the end of a chain,
+    `record_health` records the updates, and the ratio is the relative step length. The state is a
+    ring buffer of fixed size, which works in `jax.lax.scan`, `jax.jit` and `jax.vmap`, and in
+    checkpoints. `health_history` reads the state.
 
     Args:
         size: Number of recordings in the ring buffer.
@@ -93,8 +93,8 @@ class record_health(Transformation):
         """Return the updates unchanged; record their health every `every` steps."""
         if params is None and "ratio" in self.stats:
             raise ValueError(
-                f"{where()}the ratio needs the params, got params=None. Call update(updates, "
-                "state, params), or omit 'ratio' from stats."
+                f"{where()}the ratio needs the params: params is None, expected a tree like the "
+                "updates. Call update(updates, state, params), or omit 'ratio' from stats."
             )
         grouping = group(updates, self.groups)
         _check_groups(grouping, state)
@@ -116,6 +116,7 @@ class record_health(Transformation):
             check_same_tree(updates, params, "gradients", "params")
         leaves, weights = jax.tree.leaves(updates), jax.tree.leaves(params)
         rows = measure(leaves, weights, grouping, self.recorded)
+        # The dtypes of a state must not change in a scan, even if updates and params differ.
         rows = {k: v.astype(state.ring[k].dtype) for k, v in rows.items()}
         health = Health(grouping.names, grouping.sizes, grouping.skipped, grouping.shapes, **rows)
         flags = self.flags.update(health, state.flags)

@@ -241,7 +241,7 @@ def tee(*sinks: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], N
         *sinks: Functions or writers.
 
     Returns:
-        A function of a record that calls all sinks. It doesn't close writers.
+        A function of a record that calls all sinks. The caller must close writers.
 
     Example:
         >>> from fnopt.monitor import tee

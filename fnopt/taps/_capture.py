@@ -63,11 +63,11 @@ def capture(
 
     Args:
         fn: Any JAX function; a scalar loss for cotangents or gradients.
-        names: One or several nodes. A string is the name of a `tap`, of one of several taps with
-            equal names (`'attention#2'`), of a tapped tree or a leaf of the tree (`'state/h'`), or
-            a glob (`'layer_*'`; `*` also matches slashes). `'scope:Model/Dense_0'` is the last
-            floating-point value that is computed in a `jax.named_scope` and used outside of the
-            scope. flax and Equinox modules open such scopes. `None` selects all taps.
+        names: One or several names, or `None` for all taps. `'attention#2'` selects one of several
+            taps with equal names, `'state'` and `'state/h'` a tapped tree and a leaf of the tree,
+            and `'layer_*'` all matching taps (`*` also matches slashes). `'scope:Model/Dense_0'`
+            is the last floating-point value that is computed in a `jax.named_scope` and used
+            outside of the scope. flax and Equinox modules open such scopes.
         values: Whether to return the nodes' values.
         cotangents: Whether to return the nodes' cotangents. If a name matches several nodes, or
             `names` is `None`, nodes without a cotangent are omitted.

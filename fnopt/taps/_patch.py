@@ -71,13 +71,14 @@ def patch(
 
     Args:
         fn: Any JAX function.
-        values: A dict from names (or globs, as in `capture`) to replacements of a node's value: a
-            differentiable function of the value (such as `jax.lax.stop_gradient`), or an array that
-            broadcasts to the value. Inside a scan of `T` iterations, the array may also have a
-            leading axis of iterations, `[T, ...]`, like a result of `capture`.
-        cotangents: A dict from names to replacements of a node's cotangent in the backward pass: a
-            function of the cotangent, such as `lambda g: jnp.clip(g, -1, 1)` or `jnp.zeros_like`,
-            or an array. The value doesn't change. Cotangent rules need reverse mode.
+        values: A dict from names (or globs, as in `capture`) to replacements of a node's value. A
+            replacement is a differentiable function of the value, such as `jax.lax.stop_gradient`,
+            or an array that broadcasts to the value. Inside a scan of `T` iterations, the array may
+            also have a leading axis of iterations, `[T, ...]`, like a result of `capture`.
+        cotangents: A dict from names to replacements of a node's cotangent in the backward pass. A
+            replacement is an array or a function of the cotangent, such as
+            `lambda g: jnp.clip(g, -1, 1)`. The value doesn't change. With cotangent rules,
+            forward-mode derivatives raise an error.
 
     Returns:
         A function with the arguments of `fn`, for example for `jax.grad`, `jax.jit` or `capture`. A
@@ -116,7 +117,7 @@ def patch(
             # The backward pass applies the last rule first.
             pairs = list(zip(on_cotangent.get(node, []), cotangent_entries, strict=True))
             for rule, entry in reversed(pairs):
-
+                # The default argument binds this iteration's rule.
                 def apply(cotangent: Any, entry: Any, rule: _Rule = rule) -> Any:
                     what = f"the cotangent of {name!r}"
                     return _check_like(cotangent, rule(cotangent, entry), what)

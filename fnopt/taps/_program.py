@@ -103,6 +103,7 @@ class TracedCall(NamedTuple):
         """
         named: dict[str, Any] = {}
         for i in sorted(records):
+            # Branches are merged only if the nodes of all branches were recorded.
             base = _base(self.nodes[i].name)
             group = [k for k, node in enumerate(self.nodes) if _base(node.name) == base]
             if records.keys() >= {*group} and _are_alternatives([self.nodes[k] for k in group]):
@@ -155,7 +156,7 @@ class TracedCall(NamedTuple):
             ]
         if not indices:
             raise ValueError(
-                f"{self.name}: no node is called {pattern!r}. {self._available(pattern)}"
+                f"{self.name}: no node is called {pattern!r}{self._available(pattern)}"
             )
         return indices
 
@@ -179,17 +180,17 @@ class TracedCall(NamedTuple):
         scope = pattern.startswith(SCOPE_PREFIX)
         names = [node.name for node in self.nodes if node.name.startswith(SCOPE_PREFIX) == scope]
         if not names:
-            return "The function has no named scopes." if scope else self._no_taps()
+            return f". {'The function has no named scopes.' if scope else self._no_taps()}"
         close = difflib.get_close_matches(pattern, names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         hint = hint or f" {_DIFFERENTIATED}"
-        return f"There {'are' if len(names) > 1 else 'is'} {names_text(names, 20)}.{hint}"
+        return f", expected one of {names_text(names, 20)}.{hint}"
 
     def _no_taps(self) -> str:
         return (
             "The function has no taps: name a value where it is computed, h = fnopt.tap('h', h), "
             f"or choose a named scope by its path, such as '{SCOPE_PREFIX}*/Dense_0' "
-            f"(fnopt.nodes(fn, scopes=True)(...) lists them). {_DIFFERENTIATED}"
+            f"(fnopt.nodes(fn, scopes=True)(...) lists the scopes). {_DIFFERENTIATED}"
         )
 
 
@@ -251,6 +252,7 @@ def trace_program(
     inputs = [jnp.asarray(leaves[i]) for i in traced]
     closed, shapes = jax.make_jaxpr(call_function, return_shape=True)(inputs)
     level, nodes = find_nodes(closed, scopes)
+    # The traced inputs are only the array leaves, so leaf indices become input indices.
     positions, out_tree = [traced[i] for i in diff], jax.tree.structure(shapes)
     return TracedCall(name, level, nodes, inputs, positions, diff_tree, out_tree)
 

@@ -17,9 +17,9 @@ Tree = TypeVar("Tree")
 
 _RESERVED = "*?[]#"
 
-# A tap is an identity in the traced program and leaves nothing in the compiled one. It differs from
-# JAX's own `name` primitive in its derivative rule, which drops the tap. With `name`, a
-# differentiated scan would keep the values before and after it as two residuals of every iteration.
+# A tap is an identity in the traced program, and compiles to nothing. Unlike the rule of JAX's
+# `name` primitive, the derivative rule drops the tap. With `name`, a differentiated scan would save
+# the values before and after the primitive as two residuals of every iteration.
 tap_p = Primitive("tap")
 tap_p.def_impl(lambda x, *, name: x)
 tap_p.def_abstract_eval(lambda x, *, name: x)

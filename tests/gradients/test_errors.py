@@ -171,7 +171,7 @@ def test_keys():
         with pytest.raises(TypeError, match="expected one PRNG key"):
             per_example_grads(noisy)(W, X, key=key)
     with pytest.raises(
-        TypeError, match=r"norms: got no key, but the loss takes .*key=jax\.random\.key"
+        TypeError, match=r"norms: key is None, expected a PRNG .*key=jax\.random\.key"
     ):
         per_example_norms(noisy)(W, X)
     with pytest.raises(TypeError, match="positional argument"):  # another fault than a key

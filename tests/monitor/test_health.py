@@ -240,7 +240,7 @@ def test_wrong_use():
     [
         (0, ValueError, "expected at least 1 part"),
         ([], ValueError, "groups is empty"),
-        (["encoder"], ValueError, r"\['encoder'\], which match no leaf of \['w'\]"),
+        (["encoder"], ValueError, r"\['encoder'\], expected patterns that match a leaf of \['w'\]"),
         ({"a": []}, ValueError, "the patterns of a group are empty"),
         ({"a": 3}, TypeError, "3 is a int, expected a pattern"),
         ("w", TypeError, "'w' is a str, expected None"),

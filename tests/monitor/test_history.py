@@ -159,7 +159,7 @@ def test_wrong_use():
     with pytest.raises(ValueError, match="expected a record_health in the chain"):
         health_history(fnopt.sgd(0.1), fnopt.sgd(0.1).init(PARAMS), PARAMS)
     with pytest.raises(
-        ValueError, match=r"record_health: groups has the patterns \['c'\], which match no leaf"
+        ValueError, match=r"record_health: groups has the patterns \['c'\], expected patterns"
     ):
         record_health(groups=["c"]).init(PARAMS)
 

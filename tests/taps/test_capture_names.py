@@ -137,7 +137,7 @@ def test_a_scope_is_what_leaves_it():
 
 
 def test_unknown_scopes_list_the_scopes():
-    with pytest.raises(ValueError, match=r"'scope:mdel'.*There are \['scope:model/dense#0'"):
+    with pytest.raises(ValueError, match=r"'scope:mdel', .*one of \['scope:model/dense#0'"):
         capture(scoped, "scope:mdel")(X)
     with pytest.raises(ValueError, match="The function has no named scopes"):
         capture(layered, "scope:*")(X)

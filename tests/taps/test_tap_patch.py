@@ -180,7 +180,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"the cotangent of 'x' returned float16\[2\]"):
         jax.grad(patch(f, cotangents={"x": lambda g: g.astype(jnp.float16)}))(x)
     with pytest.raises(
-        ValueError, match=r"patch: no node is called 'y'. There are \['x', 'inside'"
+        ValueError, match=r"patch: no node is called 'y', expected one of \['x', 'in"
     ):
         patch(f, values={"y": lambda v: v})(x)
     with pytest.raises(

@@ -66,8 +66,8 @@ def block_moments(
         bases: The bases `Q_A` and `Q_G` of every block with two sides; other entries are ignored.
 
     Returns:
-        For every block with two sides a tuple with one array `[T, D, K]`, where `D` and `K` are the
-        widths of the bases; for other blocks an empty tuple.
+        For every block with two sides, a tuple with one array `[T, D, K]`; for other blocks, an
+        empty tuple. `D` and `K` are the widths of the bases.
     """
     flat, n = _rows_gram.flat(tape), tape.outputs[0].shape[0]
     formed: dict[int, Any] = {}
@@ -103,7 +103,7 @@ def _factors_of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Fact
     r"""Kronecker factors from formed gradients `M`, `[n k, *param]`.
 
     The product :math:`E[M M^\top] \otimes E[M^\top M] / E\|M\|^2` has the trace of the full second
-    moment. It is exact if the second moment is a Kronecker product.
+    moment. The product is exact if the second moment is a Kronecker product.
     """
     n = tape.outputs[0].shape[0]
     rows = _matrices(block, rows)
@@ -212,7 +212,7 @@ def _mix_factors(pairs: Sequence[Factors]) -> Factors:
               \Big(\sum_s w_s \hat A_s\Big) \otimes \Big(\sum_s w_s \hat G_s\Big) / \sum_s w_s
 
     The factors :math:`\hat A_s` and :math:`\hat G_s` are scaled to trace 1. The approximation
-    preserves the trace. It is exact if all terms have the same left factor or the same right
+    preserves the trace, and is exact if all terms have the same left factor or the same right
     factor.
     """
     traces = [(factor_traces(left), factor_traces(right)) for left, right in pairs]

@@ -127,6 +127,7 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
     tape = record_tape(ghost, batch)
     numbered = dict(enumerate(ghost.params))
     groups = ghost.plan.groups
+    # The flat tape repeats the records `k` times, so it is only made if rows are formed.
     is_formed = any(g.form in {"vmap", "matrix", "params"} for g in groups)
     flat = _rows_gram.flat(tape) if is_formed else tape
     return GhostRows(ghost, tape, [_tape.form(g, flat, numbered) for g in groups])

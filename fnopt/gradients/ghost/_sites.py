@@ -1,10 +1,9 @@
 """Sites, the equations that combine params with the example, by abstract interpretation.
 
-The loss is traced for a single example, so there is no batch axis. A value that depends on the
-params but not on the example is a *weight*, for example a cast or transposed param, or a scan's
-slice of a param. An equation that combines a weight with a value of the example is a *site*. The
-gradient with respect to the weight follows from the equation's other inputs and from the cotangent
-of the equation's output.
+The loss is traced for a single example, so there is no batch axis. A *weight* is a value that
+depends on the params but not on the example, for example a cast, transposed or sliced param. A
+*site* is an equation that combines a weight with a value of the example. The gradient with respect
+to the weight follows from the equation's other inputs and from the cotangent of the output.
 """
 
 from __future__ import annotations
@@ -257,8 +256,10 @@ class _Walk:
         data: list[Any] = [v for v, w in zip(eqn.invars, ins, strict=True) if w is None]
         out: Any = eqn.outvars[0].aval
         # If the product had other uses, its cotangent would be a sum over the uses.
-        same = len(data) == 1 and self.uses[data[0]] == 1 and data[0].aval.shape == out.shape
-        return self.taps.get(data[0]) if same else None
+        is_only_use = len(data) == 1 and self.uses[data[0]] == 1
+        # A broadcast of the product's output would also change the cotangent.
+        shares_cotangent = is_only_use and data[0].aval.shape == out.shape
+        return self.taps.get(data[0]) if shares_cotangent else None
 
     def scan(self, i: int, loop: Scan, ins: list[Weight | None]) -> None:
         """Interpret the body of a scan; every iteration reads a slice of the weights in `xs`."""
@@ -306,8 +307,8 @@ def _changes_derivative(eqn: jex.JaxprEqn, position: int) -> bool:
 def _conv_kind(eqn: jex.JaxprEqn) -> str:
     kernel: Any = eqn.invars[1].aval
     window = [kernel.shape[d] for d in eqn.params["dimension_numbers"].rhs_spec[2:]]
-    plain = eqn.params["batch_group_count"] == 1
-    return "conv" if plain and math.prod(window) <= _MAX_OFFSETS else "direct"
+    is_ungrouped = eqn.params["batch_group_count"] == 1
+    return "conv" if is_ungrouped and math.prod(window) <= _MAX_OFFSETS else "direct"
 
 
 def _is_lookup(eqn: jex.JaxprEqn) -> bool:

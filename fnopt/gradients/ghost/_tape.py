@@ -47,8 +47,8 @@ class Tape(NamedTuple):
 def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
     """Record the tape of all examples by one forward and one backward pass.
 
-    The loss is differentiated with respect to zeros that are added to the outputs of the sites, and
-    with respect to the params with the form `'vmap'`.
+    The loss is differentiated with respect to zeros that are added to the outputs of the sites.
+    Params with the form `'vmap'` are differentiated directly.
     """
     formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
@@ -57,6 +57,7 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
         outputs, records = intercept_nodes(plan.level, [*inputs, *example], visit, taps)
         return outputs[0], (outputs, records)
 
+    # The zeros are shared by all examples, which saves memory; their gradients are per example.
     run = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), (None, None, 0))
     taps = pvary_like(tap_zeros(plan), (params, batch))
     (_, (outputs, records)), (cotangents, grads) = run(taps, formed, batch)
@@ -196,6 +197,7 @@ def _gradients_by_param(
     group: Group, tape: Tape, params: Mapping[int, Any]
 ) -> dict[int, jax.Array]:
     """Gradients of all examples, keyed by param: sums of the gradients at the sites."""
+    # Weights that several sites share are computed once.
     memo: dict[int, Any] = {}
 
     def value(weight: Weight) -> Any:

@@ -45,6 +45,7 @@ class Ghost(NamedTuple):
         blocks = [0] * len(self.params) if blocks is None else blocks
         formed = []
         for group in self.plan.groups:
+            # Factors yield only the norm of a group, which can't be split among blocks.
             by_param = len({blocks[i] for i in group.leaves}) > 1
             form = _tape.by_param if by_param else _tape.form
             formed.append(form(group, tape, numbered))
@@ -150,6 +151,7 @@ class GhostMeasurements(NamedTuple):
         def zero_others(x: jax.Array) -> jax.Array:
             return zero_excluded(mask, x) if is_inexact(x) else x
 
+        # NaN in a record or a cotangent would make the products with other examples NaN.
         tape = self.tape._replace(
             records=jax.tree.map(zero_others, self.tape.records),
             cotangents=jax.tree.map(zero_others, self.tape.cotangents),

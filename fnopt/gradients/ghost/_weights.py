@@ -251,8 +251,8 @@ def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> A
 def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict[int, Any]:
     """Convert the gradient with respect to a weight's stacked value to gradients of the params.
 
-    If the weight only moves elements, the result has the dtype of the cotangent, so that a sum over
-    a batch isn't rounded to the model's compute dtype.
+    If the weight only moves elements, the gradients have the dtype of the cotangent. A sum over a
+    batch is then not rounded to the model's compute dtype.
     """
     numbers = sorted(weight.leaves)
     if isinstance(weight, Leaf):
@@ -264,8 +264,8 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
     params = [leaves[i] for i in numbers]
     if weight.moves_only:
-        # A move is linear in every dtype. Transposing it at the cotangent's dtype avoids the
-        # params' dtype, to which `jax.vjp` at the params would cast.
+        # `jax.vjp` at the params would cast the cotangent to the params' dtype. A move is linear in
+        # every dtype, so its transpose can be computed in the cotangent's dtype.
         if varying_axes(cotangent):  # `linear_transpose` takes shapes without varying axes
             zeros = [sharded_full_like(p, 0, cotangent.dtype) for p in params]
             value, transposed = jax.vjp(forward, pvary_like(zeros, cotangent))

@@ -76,6 +76,7 @@ class _processed(Transformation):
         def wait(post: Any) -> tuple[Any, Any]:
             return tree.zeros_like(jax.eval_shape(step, post)[0]), post
 
+        # `cond` keeps the optimizer's state unchanged while gradients accumulate.
         ready = tree.get(aggregation, "ready", True)
         new, post = jax.lax.cond(ready, step, wait, post)
         return new, (pre, aggregation, post)
@@ -123,6 +124,7 @@ def accumulate_avg_updates(accumulation_steps: int) -> Any:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         step = state.micro_step + 1
+        # optax's state contains the running mean, not the sum.
         mean = jax.tree.map(
             lambda a, u: a + (u - a) / step.astype(a.dtype), state.avg_grad, updates
         )

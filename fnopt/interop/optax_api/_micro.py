@@ -278,8 +278,8 @@ def micro_grad(
         num_real_microbatches: Number of microbatches to compute, by default all.
 
     Returns:
-        A function with the arguments of `fun`. It returns the gradients and an `Aux` with one entry
-        per example.
+        A function with the arguments of `fun` that returns the gradients and an `Aux` with one
+        entry per example.
     """
     batched = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     value_and_grad = jax.value_and_grad(fun, argnums, has_aux=has_aux)

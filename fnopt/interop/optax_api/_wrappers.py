@@ -43,8 +43,8 @@ def partition(
 
     Args:
         transforms: A dict from label (anything hashable) to transform.
-        param_labels: The label of every leaf: a tree with the structure of the params or a prefix
-            of it, or a function from params to such a tree.
+        param_labels: The labels of the leaves: a tree prefix of the params, or a function from
+            params to such a tree.
         mask_compatible_extra_args: Whether extra arguments are masked too; only False is supported.
 
     Example:

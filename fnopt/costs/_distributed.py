@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from fnopt.costs._remarks import aligned, binary, seconds
+from fnopt.costs._remarks import align_row, binary, seconds
 from fnopt.costs._result import StepCost
 from fnopt.costs._roofline import Hardware, Work
 from fnopt.errors import check_count, names_text, show_report
@@ -130,7 +130,7 @@ class DistributedCost:
             times = map(seconds, (way.seconds, way.overlapped_seconds))
             rows.append((name, *sizes, *times, f"{way.update_share:.1%}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(aligned(row, widths) for row in rows)
+        return "\n".join(align_row(row, widths) for row in rows)
 
     _repr_pretty_ = show_report
 

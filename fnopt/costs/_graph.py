@@ -293,7 +293,7 @@ def _prune_scan(op: Op, loop: Scan, used: list[bool]) -> tuple[Op, list[bool]]:
     # one carry.
     while True:
         body, reads = prune(op.bodies[0], keep)
-        needed = _either(keep[:carries], reads[consts : consts + carries])
+        needed = _elementwise_or(keep[:carries], reads[consts : consts + carries])
         if needed == keep[:carries]:
             break
         keep[:carries] = needed
@@ -306,10 +306,10 @@ def _prune_while(op: Op, loop: While, used: list[bool]) -> tuple[Op, list[bool]]
     n_test, n_body = loop.test_consts, loop.body_consts
     carries = len(used)
     test, test_reads = prune(op.bodies[0])
-    keep = _either(used, test_reads[n_test : n_test + carries])
+    keep = _elementwise_or(used, test_reads[n_test : n_test + carries])
     while True:
         body, reads = prune(op.bodies[1], keep)
-        needed = _either(keep, reads[n_body : n_body + carries])
+        needed = _elementwise_or(keep, reads[n_body : n_body + carries])
         if needed == keep:
             break
         keep = needed
@@ -324,5 +324,5 @@ def _prune_cond(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
     return dataclasses.replace(op, bodies=tuple(g for g, _ in pruned)), [True, *reads]
 
 
-def _either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
+def _elementwise_or(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
     return [x or y for x, y in zip(a, b, strict=True)]

@@ -83,59 +83,59 @@ class _Conditions:
             return None
         return Trips(int(span.end), span.until >= span.end)
 
-    def span(self, cell: Cell | None, wanted: bool) -> TripSpan:
+    def span(self, cell: Cell | None, truth: bool) -> TripSpan:
         """Iterations in which all elements of a cell are true (or false)."""
         if cell is None:
             return TripSpan()
         if cell.known is not None:
-            return always(bool(cell.known) == wanted)
+            return always(bool(cell.known) == truth)
         self.visits += 1
         if cell.maker is None or self.depth > MAX_DEPTH or self.visits > MAX_VISITS:
             return TripSpan()
         self.depth += 1
         span = (
-            self.argument(cell, wanted) if cell.enters else self.result_of(cell.maker, cell, wanted)
+            self.argument(cell, truth) if cell.enters else self.result_of(cell.maker, cell, truth)
         )
         self.depth -= 1
         return span
 
-    def result_of(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
+    def result_of(self, op: Op, cell: Cell, truth: bool) -> TripSpan:
         """Iterations in which a condition holds, from the operation that computes the condition."""
         a, b = (*op.inputs, None, None)[:2]
-        parts = _parts(op)
+        parts = _logical_operands(op)
         if parts and cell.aval.dtype == bool:
             # De Morgan: a conjunction is false if at least one operand is false.
-            combine = conjunction if op.name.endswith("and") == wanted else disjunction
-            return combine(*(self.span(part, wanted) for part in parts))
+            combine = conjunction if op.name.endswith("and") == truth else disjunction
+            return combine(*(self.span(part, truth) for part in parts))
         if op.name in SAME and a is not None:
             if a.aval.dtype == bool:
-                return self.span(a, wanted)
-            return self.until_overflow(zero(self.numbers.line(a), not wanted), self.numbers.line(a))
+                return self.span(a, truth)
+            return self.until_overflow(zero(self.numbers.line(a), not truth), self.numbers.line(a))
         if cell.aval.dtype != bool:
             return TripSpan()
         if op.name == "not":
-            return self.span(a, not wanted)
+            return self.span(a, not truth)
         if op.name in _COMPARED:
-            return self.compared(op.name if wanted else _OPPOSITE[op.name], op)
+            return self.inequality(op.name if truth else _OPPOSITE[op.name], op)
         if op.name in {"eq", "ne", "xor"} and a is not None and b is not None:
-            return self.equal(a, b, (op.name == "eq") == wanted)
-        return self.selection(op, cell, wanted)
+            return self.equal(a, b, (op.name == "eq") == truth)
+        return self.selection(op, cell, truth)
 
-    def compared(self, name: str, op: Op) -> TripSpan:
+    def inequality(self, name: str, op: Op) -> TripSpan:
         """Iterations in which an inequality between the operands holds."""
         left, right = map(self.numbers.line, op.inputs)
         reverse, strictly = _COMPARED[name]
         line = difference(right, left) if reverse else difference(left, right)
         return self.until_overflow(positive(line, strictly), line)
 
-    def equal(self, a: Cell, b: Cell, wanted: bool) -> TripSpan:
+    def equal(self, a: Cell, b: Cell, truth: bool) -> TripSpan:
         """Iterations in which `a` and `b` are equal (or unequal)."""
         if a.aval.dtype != bool:
             line = difference(self.numbers.line(a), self.numbers.line(b))
-            return self.until_overflow(zero(line, wanted), line)
+            return self.until_overflow(zero(line, truth), line)
         if a.known is not None:
             a, b = b, a
-        return TripSpan() if b.known is None else self.span(a, bool(b.known) == wanted)
+        return TripSpan() if b.known is None else self.span(a, bool(b.known) == truth)
 
     def until_overflow(self, span: TripSpan, line: LinearBounds) -> TripSpan:
         """Restrict a span to the iterations before a number overflows."""
@@ -144,9 +144,9 @@ class _Conditions:
         self.lasts = min(self.lasts, line.lasts)
         return span
 
-    def selection(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
+    def selection(self, op: Op, cell: Cell, truth: bool) -> TripSpan:
         """Iterations in which a condition holds that a select or a cond returns."""
-        spans = [self.span(case, wanted) for case in cases_of(op, cell)]
+        spans = [self.span(case, truth) for case in cases_of(op, cell)]
         if len(spans) == 2:  # the predicate selects the second case if it is true
             first, second = (self.span(op.inputs[0], predicate) for predicate in (False, True))
             return disjunction(conjunction(first, spans[0]), conjunction(second, spans[1]))
@@ -155,27 +155,27 @@ class _Conditions:
         after = max(span.after for span in spans)
         return TripSpan(min(span.until for span in spans), after, after)
 
-    def argument(self, cell: Cell, wanted: bool) -> TripSpan:
+    def argument(self, cell: Cell, truth: bool) -> TripSpan:
         """Iterations in which an argument of a loop body or branch is true (or false)."""
         entry = entry_of(cell)
         if entry.inside is None:
-            return self.span(entry.outside, wanted)
+            return self.span(entry.outside, truth)
         if entry.op is not self.op:
             return TripSpan()
-        if (entry.inside, wanted) in self.open:
+        if (entry.inside, truth) in self.open:
             # The carried condition depends on itself. Induction over the iterations: assume that
             # the condition holds at the start of the body, and prove that it holds at the end.
             return TripSpan(until=math.inf)
-        start = self.span(entry.outside, wanted)
-        self.open.add((entry.inside, wanted))
-        later = self.span(entry.later, wanted)
-        self.open.remove((entry.inside, wanted))
+        start = self.span(entry.outside, truth)
+        self.open.add((entry.inside, truth))
+        later = self.span(entry.later, truth)
+        self.open.remove((entry.inside, truth))
         until = later.until + 1 if start.until == math.inf else 0
         end = 0 if start.end == 0 else later.end + 1
         return TripSpan(until, end, 0 if start.end == later.after == 0 else later.after + 1)
 
 
-def _parts(op: Op) -> Sequence[Cell]:
+def _logical_operands(op: Op) -> Sequence[Cell]:
     """Operands of a logical operation; empty for other operations."""
     if op.name in {"and", "or"}:
         return op.inputs

@@ -19,12 +19,12 @@ def work_table(rows: Sequence[Row], hardware: Hardware | None = None) -> list[st
     total = _sum(rows[-1][1])
     cells = [(*_HEADER, *timed), *(_row(name, works, total, hardware) for name, works in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [aligned(row, widths) for row in cells]
+    lines = [align_row(row, widths) for row in cells]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     return [lines[0], rule, *lines[1:-1], *([rule] if len(rows) > 1 else []), lines[-1]]
 
 
-def aligned(row: tuple[str, ...], widths: list[int]) -> str:
+def align_row(row: tuple[str, ...], widths: list[int]) -> str:
     """Format a line with the first cell left-aligned and the other cells right-aligned."""
     figures = [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
     return "  ".join([row[0].ljust(widths[0]), *figures]).rstrip()
@@ -149,14 +149,16 @@ def labeled(name: str, bounds: Iterable[Bound]) -> str:
 
 def notes(unknown: Sequence[Unknown], loops: Sequence[Loop], choices: Sequence[str]) -> list[str]:
     """Remarks on omitted operations, on loops counted with their limit, and on conds."""
-    omissions = [f"incomplete: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in unknown]
+    omissions = [f"incomplete: {u.name} x {u.count}{_in_part(u.part)}: {u.reason}" for u in unknown]
     bounds = [
         f"at most: {loop.name} is counted with its limit of {loop.trips} iterations; pass "
         f"trip_counts={{{loop.name!r}: n}} to count n iterations"
         for loop in loops
         if loop.at_most
     ]
-    branches = [f"at most: the costlier branch of a cond{_in(part)} is counted" for part in choices]
+    branches = [
+        f"at most: the costlier branch of a cond{_in_part(part)} is counted" for part in choices
+    ]
     return [
         *_shortened(omissions, "incomplete", "unknown"),
         *_shortened(bounds, "at most", "loops"),
@@ -183,5 +185,5 @@ def _shortened(lines: Sequence[str], what: str, where: str) -> list[str]:
     return [*lines[:_SHOWN], *([f"{what}: {omitted} more, see .{where}"] if omitted > 0 else [])]
 
 
-def _in(part: str) -> str:
+def _in_part(part: str) -> str:
     return f" in {part}" if part else ""

@@ -91,7 +91,7 @@ class Blocks(NamedTuple):
     tree: Any
 
     @property
-    def several(self) -> bool:
+    def is_tree(self) -> bool:
         """Whether the limits are a tree instead of a single number."""
         return not jax.tree_util.treedef_is_leaf(self.tree)
 

@@ -201,7 +201,7 @@ class Clip(NamedTuple):
             weights = [
                 jnp.where(reshard_like(mask, w), w, sharded_full_like(w, 0)) for w in weights
             ]
-        if self.blocks.several:
+        if self.blocks.is_tree:
             info = info._replace(parts=jax.tree.unflatten(self.blocks.tree, norms))
         return [weights[i] for i in self.blocks.of_leaf], mask, info
 

@@ -97,7 +97,7 @@ def _check_losses(losses: Any, size: int) -> jax.Array:
             f"{_NAME}: the losses are {type_text(losses)}, expected shape ({size},), one loss per "
             "example. Return the losses without a sum or mean."
         )
-    bad = np.flatnonzero(~np.isfinite(_numbers(losses)))
+    bad = np.flatnonzero(~np.isfinite(_to_numpy(losses)))
     if bad.size:
         raise ValueError(
             f"{_NAME}: the losses of {bad.size} examples are not finite, expected finite "
@@ -106,7 +106,7 @@ def _check_losses(losses: Any, size: int) -> jax.Array:
     return losses
 
 
-def _numbers(x: Any) -> np.ndarray:
+def _to_numpy(x: Any) -> np.ndarray:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(x))
     # NumPy itself has no arithmetic for bfloat16 and float8.
@@ -115,7 +115,7 @@ def _numbers(x: Any) -> np.ndarray:
 
 def _pairs(batch: Any, size: int, probes: int) -> list[tuple[int, int]]:
     """Pairs of the example to replace and a different example, spread over the batch."""
-    leaves = [_numbers(x) for x in jax.tree.leaves(batch)]
+    leaves = [_to_numpy(x) for x in jax.tree.leaves(batch)]
 
     def next_different(i: int) -> int | None:
         others = ((i + step) % size for step in range(1, size))
@@ -133,7 +133,7 @@ def _pairs(batch: Any, size: int, probes: int) -> list[tuple[int, int]]:
 
 def _compare(before: jax.Array, after: jax.Array, replaced: int) -> None:
     """Raise if the losses of examples other than `replaced` changed."""
-    old, new = _numbers(before), _numbers(after)
+    old, new = _to_numpy(before), _to_numpy(after)
     changes = np.abs(new - old)
     changes[replaced] = 0
     # Rows of a matrix product may be rounded differently if another row changes, by a few machine

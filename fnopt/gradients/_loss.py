@@ -104,7 +104,7 @@ class BoundLoss(NamedTuple):
         params: A tuple of the differentiated arguments.
         batch: A tree; every leaf has a leading axis of `size` examples.
         size: Number of examples.
-        given: The user's params, before replication. Sums get their dtypes and shardings.
+        given: The user's params before replication, which set the dtypes and shardings of sums.
     """
 
     loss: Callable[[Any, Any], tuple[jax.Array, Any]]
@@ -113,7 +113,7 @@ class BoundLoss(NamedTuple):
     size: int
     given: tuple[Any, ...]
 
-    def on_its_mesh(self) -> AbstractContextManager[None]:
+    def mesh_context(self) -> AbstractContextManager[None]:
         """Context of the mesh that shards the params or the batch, if any."""
         return use_mesh_of(self.given, self.batch)
 
@@ -230,11 +230,11 @@ class ExampleLoss:
         return (gradient, aux) if self.has_aux else gradient
 
     def _positions(self, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        argnums = self._normal("argnums", self.argnums, count)
+        argnums = self._normalize_positions("argnums", self.argnums, count)
         if self.batch_argnums is None:
             batch_argnums = tuple(range(max(argnums) + 1, count))
         else:
-            batch_argnums = self._normal("batch_argnums", self.batch_argnums, count)
+            batch_argnums = self._normalize_positions("batch_argnums", self.batch_argnums, count)
         if not batch_argnums:
             raise TypeError(
                 f"{self.name}: no batch among the {count} positional arguments, expected "
@@ -249,7 +249,9 @@ class ExampleLoss:
             )
         return argnums, batch_argnums
 
-    def _normal(self, what: str, nums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    def _normalize_positions(
+        self, what: str, nums: int | Sequence[int], count: int
+    ) -> tuple[int, ...]:
         nums = (nums,) if isinstance(nums, int) else tuple(nums)
         if not nums or any(not -count <= i < count for i in nums):
             raise ValueError(

@@ -115,7 +115,7 @@ def _per_example_grads(
         bound = spec.bind(args, kwargs, key)
         grad = jax.vmap(jax.value_and_grad(bound.loss, has_aux=True), (None, 0))
 
-        with bound.on_its_mesh():
+        with bound.mesh_context():
             (losses, aux), grads = map_chunks(
                 lambda chunk: grad(bound.params, chunk), bound.batch, bound.size, chunk_size
             )

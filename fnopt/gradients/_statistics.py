@@ -83,7 +83,7 @@ class GradientStatistics(NamedTuple):
     """Statistics of the gradients of `n` examples.
 
     Attributes:
-        mean: The mean gradient, like the params.
+        mean: The mean gradient, a tree like the params.
         variance: For every leaf, the sum of the unbiased variances of its entries. This is the
             trace of the covariance of one example's gradient. NaN with fewer than two examples;
             infinite if squares of finite gradients overflow.

@@ -96,7 +96,7 @@ def run_compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **option
     """
     loss = _traced_loss(bound, args, options)
     if loss is None:
-        with bound.on_its_mesh():
+        with bound.mesh_context():
             return run(bound, *args, **options)
     return jit_call(
         _run_traced, loss, bound.params, bound.batch, args, run=run, size=bound.size, **options

@@ -126,7 +126,7 @@ def _weighted_grad(
         weights = check_weights(args[-1], bound.size, spec.name)
         size = bound.size * psum(1, axis_name)
         scale = 1 / size if reduction == "mean" else 1.0
-        with bound.on_its_mesh():
+        with bound.mesh_context():
             losses, aux, sums = _weighted_sum(bound, weights, scale, chunk_size)
             sums = like_params(psum(sums, axis_name), bound.given)
         return spec.outputs(losses, aux, sums, with_value)

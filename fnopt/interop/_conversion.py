@@ -98,11 +98,11 @@ def nnx_optimizer(model: Any, tx: Any, *, wrt: Any) -> Any:
         >>> isinstance(optimizer, nnx.Optimizer)
         True
     """
-    return _class()(model, as_transformation(tx, "nnx_optimizer: tx"), wrt=wrt)
+    return _optimizer_class()(model, as_transformation(tx, "nnx_optimizer: tx"), wrt=wrt)
 
 
 @functools.cache
-def _class() -> Any:
+def _optimizer_class() -> Any:
     from flax import nnx
 
     class Optimizer(nnx.Optimizer):

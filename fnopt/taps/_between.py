@@ -17,7 +17,7 @@ Source = str | int | Sequence[int]
 MODES = ("auto", "forward", "reverse")
 
 
-class _Link(NamedTuple):
+class _NodeFunction(NamedTuple):
     """Function from the value at `src` to the value at `dst`, and its point of linearization."""
 
     destination: Callable[[Any], Any]
@@ -65,7 +65,7 @@ def grad_between(
     """
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        destination, source = _link("grad_between", fn, src, dst, args, kwargs)
+        destination, source = _trace_between("grad_between", fn, src, dst, args, kwargs)
 
         def scalar(source: Any) -> jax.Array:
             value = destination(source)
@@ -110,15 +110,16 @@ def jacobian_between(
     check_choice(mode, MODES, "mode", "jacobian_between")
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        link = _link("jacobian_between", fn, src, dst, args, kwargs)
+        link = _trace_between("jacobian_between", fn, src, dst, args, kwargs)
         return tree_or_matrix(link.destination, link.source, mode, None, "tree", "jacobian_between")
 
     return jacobian
 
 
-def _link(
+def _trace_between(
     name: str, fn: Callable[..., Any], src: Source, dst: str | None, args: Any, kwargs: Any
-) -> _Link:
+) -> _NodeFunction:
+    """Trace a call and return the value at `dst` as a function of the value at `src`."""
     names = tuple(n for n in (src, dst) if isinstance(n, str))
     argnums = None if isinstance(src, str) else src
     program = trace_program(name, fn, args, kwargs, argnums, scopes=has_scopes(names))
@@ -141,8 +142,8 @@ def _link(
         # The derivative is with respect to a zero probe added to the node, because the value of
         # the node is only known inside the program.
         node = program.nodes[start]
-        return _Link(destination, jnp.zeros(node.shape, node.dtype))
-    return _Link(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs))
+        return _NodeFunction(destination, jnp.zeros(node.shape, node.dtype))
+    return _NodeFunction(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs))
 
 
 def _check_scalar(value: Any) -> jax.Array:

@@ -33,10 +33,10 @@ def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """Factors of one example: a block of input rows per window offset, and cotangent rows."""
     groups = site.eqn.params["feature_group_count"]
     blocks = tuple(_rows(patch, groups) for patch in _window_offsets(site, x))
-    return Pair(Dense(blocks), outputs(site, g))
+    return Pair(Dense(blocks), output_rows(site, g))
 
 
-def outputs(site: Site, g: Any) -> Dense:
+def output_rows(site: Site, g: Any) -> Dense:
     """Reshape an array of the output's shape to one row per position."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
     return Dense((_rows(g.transpose(numbers.out_spec), groups),))

@@ -128,7 +128,9 @@ def difference(pair: Pair, reference: Pair) -> Difference:
     assert isinstance(reference.right, Dense)
     if isinstance(pair.left, OneHot):
         assert isinstance(reference.left, OneHot)
-        return Difference(_one_hot(pair.left, pair.right, reference.left, reference.right), None)
+        return Difference(
+            _one_hot_difference(pair.left, pair.right, reference.left, reference.right), None
+        )
     # a c^T - b d^T = (a - b) c^T + b (c - d)^T; see the module's docstring.
     wide, base = jax.tree.map(widen, pair), jax.tree.map(widen, reference)
     return Difference(
@@ -161,7 +163,7 @@ def _sum_differences(
     return total + outer(Pair(left, right), shape, HIGHEST)
 
 
-def _one_hot(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:
+def _one_hot_difference(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:
     """Factors of `a c^T - b d^T` for one-hot `a` and `b`."""
     # If both lookups have the same index, the difference is the single product a (c - d)^T.
     # Otherwise both products are orthogonal and don't cancel.

@@ -84,11 +84,11 @@ def cotangent_first(site: Site) -> bool:
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """Factors of one example: one row of the data and of the cotangent per position."""
     axes = _axes(site)
-    inputs, cotangents = _rows(x, axes.data[0], axes.data[1]), outputs(site, g)
+    inputs, cotangents = _rows(x, axes.data[0], axes.data[1]), output_rows(site, g)
     return Pair(cotangents, inputs) if axes.swapped else Pair(inputs, cotangents)
 
 
-def outputs(site: Site, g: Any) -> Dense:
+def output_rows(site: Site, g: Any) -> Dense:
     """Reshape an array of the output's shape to one row per position."""
     axes = _axes(site)
     return _rows(g, axes.out[0], axes.out[1])

@@ -97,7 +97,7 @@ def sum_of(terms: Any) -> jax.Array:
     return first
 
 
-def rows(factor: Factor) -> int:
+def num_positions(factor: Factor) -> int:
     """Number of vectors per matrix."""
     x = factor.index if isinstance(factor, OneHot) else factor.blocks[0]
     return x.shape[1]
@@ -114,10 +114,10 @@ def squared_norm(pairs: Sequence[Pair]) -> jax.Array:
     """Squared norm of a sum of gradients."""
     # For up to two outer products, the three inner products below are cheaper than concatenating
     # the factors in memory.
-    if len(pairs) > 2 or any(rows(p.left) > 1 for p in pairs):
+    if len(pairs) > 2 or any(num_positions(p.left) > 1 for p in pairs):
         pairs = merge_pairs(pairs)
     # |sum_i a_i c_i^T|^2 = sum_ij (a_i . a_j) (c_i . c_j): the gradients are never formed.
-    total = sum_of(inner_self(p) for p in pairs)
+    total = sum_of(pair_squared_norm(p) for p in pairs)
     for i, p in enumerate(pairs):
         for q in pairs[:i]:
             total = total + 2 * inner(p, q)
@@ -164,9 +164,9 @@ def _divide(factor: Factor, scale: jax.Array) -> Factor:
     return Dense(tuple(x / scale.astype(x.dtype) for x in blocks))
 
 
-def inner_self(pair: Pair) -> jax.Array:
+def pair_squared_norm(pair: Pair) -> jax.Array:
     """Squared norm of a gradient."""
-    if rows(pair.left) > 1 or not isinstance(pair.right, Dense):
+    if num_positions(pair.left) > 1 or not isinstance(pair.right, Dense):
         return inner(pair, pair)
     # With a single position, |a c^T|^2 = |a|^2 |c|^2.
     return jnp.sum(_squared_lengths(pair.left) * _squared_lengths(pair.right))

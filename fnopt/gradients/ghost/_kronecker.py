@@ -23,7 +23,7 @@ from fnopt.gradients.ghost._plan import Group, Plan, stacked_layout
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import evaluate, pull_back
 
-_OUTPUTS: dict[str, Any] = {"dot": _dot.outputs, "conv": _conv.outputs}
+_OUTPUTS: dict[str, Any] = {"dot": _dot.output_rows, "conv": _conv.output_rows}
 
 
 def bias_of(bias: Group, product: Group) -> tuple[int, ...]:

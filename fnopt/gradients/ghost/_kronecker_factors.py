@@ -36,7 +36,7 @@ def block_factors(
         tape: The tape of the examples, from `record_tape`.
         sharing: `'expand'` or `'reduce'` (K-FAC), for weights that are used at many positions.
     """
-    flat = _rows_gram.flat(tape)
+    flat = _rows_gram.flatten_tape(tape)
     formed: dict[int, Any] = {}
     factors: list[Factors] = []
     for block in blocks:
@@ -69,7 +69,7 @@ def block_moments(
         For every block with two sides, a tuple with one array `[T, D, K]`; for other blocks, an
         empty tuple. `D` and `K` are the widths of the bases.
     """
-    flat, n = _rows_gram.flat(tape), tape.outputs[0].shape[0]
+    flat, n = _rows_gram.flatten_tape(tape), tape.outputs[0].shape[0]
     formed: dict[int, Any] = {}
     moments: list[Factors] = []
     for block, pair in zip(blocks, bases, strict=True):

@@ -9,7 +9,7 @@ import jax
 from jax.extend import core as jex
 
 from fnopt.gradients.ghost import _conv, _dot, _gather
-from fnopt.gradients.ghost._factors import FactorLayout, OneHot, pair_shapes, rows
+from fnopt.gradients.ghost._factors import FactorLayout, OneHot, num_positions, pair_shapes
 from fnopt.gradients.ghost._sites import LossSites, Site, find_sites
 from fnopt.programs import JaxprNodes
 
@@ -115,10 +115,10 @@ def _form(loss: LossSites, sites: Sequence[Site]) -> tuple[str, FactorLayout | N
     pairs = [pair_shapes(RULES[s.kind], s, loss.nodes, loss.lengths) for s in sites]
     _, d, k = layouts[0].sizes
     # Positions of lookups aren't included, because inner products of one-hot vectors are cheap.
-    dense = sum(rows(p.right) for p in pairs if not isinstance(p.left, OneHot))
+    dense = sum(num_positions(p.right) for p in pairs if not isinstance(p.left, OneHot))
     if dense > 1 and d * k <= _FORM_FACTOR * dense * (d + k):
         return "matrix", layouts[0], f"{d} x {k} is small compared with {dense} positions"
-    r = sum(rows(p.right) for p in pairs)
+    r = sum(num_positions(p.right) for p in pairs)
     return "gram", layouts[0], f"{d} x {k} is large compared with {r} position{'s' * (r > 1)}"
 
 

@@ -129,7 +129,7 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
     groups = ghost.plan.groups
     # The flat tape repeats the records `k` times, so it is only made if rows are formed.
     is_formed = any(g.form in {"vmap", "matrix", "params"} for g in groups)
-    flat = _rows_gram.flat(tape) if is_formed else tape
+    flat = _rows_gram.flatten_tape(tape) if is_formed else tape
     return GhostRows(ghost, tape, [_tape.form(g, flat, numbered) for g in groups])
 
 
@@ -163,7 +163,7 @@ def by_param(
     """Formed rows of a group, keyed by param, `[n k, *param]`."""
     if isinstance(part.formed, dict):
         return part.formed
-    return _tape.by_param(group, _rows_gram.flat(part.tape), dict(enumerate(params)))
+    return _tape.by_param(group, _rows_gram.flatten_tape(part.tape), dict(enumerate(params)))
 
 
 def _combine_rows(cotangents: jax.Array, weights: jax.Array) -> jax.Array:

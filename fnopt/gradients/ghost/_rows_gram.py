@@ -52,7 +52,7 @@ class Factors(NamedTuple):
         return len(blocks) == 2 and single
 
     @property
-    def outputs(self) -> Any:
+    def residual_axes(self) -> Any:
         """Axes of the residuals, for `jax.vmap`."""
         return Pair(*self.axes)  # pyright: ignore[reportArgumentType]
 
@@ -111,7 +111,7 @@ def by_leaf(leaves: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> 
     return sum_of(inner_products(leaves[i], other[i]) for i in sorted({*leaves} & {*other}))
 
 
-def flat(tape: Tape) -> Tape:
+def flatten_tape(tape: Tape) -> Tape:
     """Flatten a tape, so that every residual is treated as an example."""
     k = tape.outputs[0].shape[1]
     return Tape(
@@ -179,8 +179,8 @@ def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
 
     def products_of_factors(a: Factors, b: Factors) -> jax.Array:
         # Records have no residual axis, so they are multiplied once for all residuals.
-        over_columns = jax.vmap(inner, (None, b.outputs))
-        return jax.vmap(over_columns, (a.outputs, None))(a.pair, b.pair)
+        over_columns = jax.vmap(inner, (None, b.residual_axes))
+        return jax.vmap(over_columns, (a.residual_axes, None))(a.pair, b.pair)
 
     def products_of_example(row: list[Pair]) -> jax.Array:
         def products_of_pair(column: list[Pair]) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.gradients.ghost._factors import Dense, OneHot, Pair, inner, squared_norm, outer
+from fnopt.gradients.ghost._factors import Dense, OneHot, Pair, inner, outer, squared_norm
 
 T, R, D, K = 2, 3, 5, 4
 

@@ -201,6 +201,7 @@ def _count_passes(
     graph, _ = prune(trace_graph(forward, args, kwargs))
     forward_cost = count(graph, counts)
     backward_cost = _count(lambda pull, ct: pull(ct), (pullback, value), counts)
+    # A trip count may belong to a loop of any phase, also of the update.
     check_all_used(counts, sum(others, forward_cost + backward_cost))
     # A pullback is a pytree whose leaves are the residuals of the backward pass.
     residuals = graph.outputs[: len(jax.tree.leaves(pullback))]

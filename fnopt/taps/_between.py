@@ -125,6 +125,7 @@ def _trace_between(
     program = trace_program(name, fn, args, kwargs, argnums, scopes=has_scopes(names))
     start = program.only_node(src, lacks_cotangent) if isinstance(src, str) else None
     end = None if dst is None else program.only_node(dst, lacks_cotangent)
+    # Other nodes aren't visited, so that the compiler can fuse across them.
     program = program.restrict({i for i in (start, end) if i is not None})
 
     def visit(node: int, value: Any, probe: Any) -> tuple[Any, Any]:

@@ -155,6 +155,7 @@ def inject_hyperparams(
             for name, v in candidates.items()
             if _is_number(v)
         }
+        # Masks are functions of the params, and classes and transforms aren't schedules.
         scheduled = tuple(
             (n, v if isinstance(v, StatefulSchedule) else WrappedSchedule(v))
             for n, v in candidates.items()

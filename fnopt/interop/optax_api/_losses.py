@@ -54,6 +54,7 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
             bound.arguments.update(arrays)
             try:
                 return loss(*bound.args, **bound.kwargs)
+            # The first error contains the user's shapes, not the broadcast shapes.
             except ValueError:
                 raise error from None
 

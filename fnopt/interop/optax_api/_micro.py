@@ -169,6 +169,7 @@ def microbatch(
 
         start = jax.tree.map(lambda a, tree: a.init(tree), rules, like)
         count = parts if num_real_microbatches is None else num_real_microbatches
+        # Not a scan, because `num_real_microbatches` may be traced.
         end = jax.lax.fori_loop(0, count, step, start)
         return jax.tree.map(lambda a, carry: a.finalize(carry), rules, end)
 

@@ -183,6 +183,7 @@ def with_fnopt_states(state: Any) -> Any:
     for form in FORMS.values():
         if isinstance(state, form.optax_type):
             return form.as_fnopt(state._replace(**_convert_fields(state)))
+    # A NamedTuple is also a tuple, so this check comes first.
     if hasattr(state, "_replace"):
         return state._replace(**_convert_fields(state))
     if isinstance(state, tuple):

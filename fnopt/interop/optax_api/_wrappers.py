@@ -58,6 +58,7 @@ def partition(
         >>> tx.update(params, tx.init(params))[0]["w"]
         Array([-0.5, -0.5], dtype=float32)
     """
+    # Imported here, because the argument `transforms` hides the module.
     from fnopt.transforms import partition
 
     _check_extra_args(mask_compatible_extra_args)

@@ -1,4 +1,4 @@
-"""Optimizers, and their update directions (`scale_by_...`)."""
+"""Optimizers (`adam`, ...) and their update directions (`scale_by_adam`, ...)."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ from fnopt.optimizers._ademamix import (
 from fnopt.optimizers._adopt import acprop, adopt, scale_by_acprop, scale_by_adopt
 from fnopt.optimizers._amsgrad import adamax, adamaxw, amsgrad, scale_by_adamax, scale_by_amsgrad
 from fnopt.optimizers._bartlett import gauss_newton_bartlett_estimator_diag_hessian
+from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
 from fnopt.optimizers._dion import scale_by_dion
 from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
 from fnopt.optimizers._galore import galore, scale_by_galore
@@ -78,7 +79,7 @@ from fnopt.optimizers._orthogonalize import orthogonalize
 from fnopt.optimizers._partition_matrices import matrix_labels, partition_matrices
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
 from fnopt.optimizers._precondition_by_inputs import precondition_by_inputs
-from fnopt.optimizers._prodigy import dadapt_adamw, prodigy, scale_by_dadapt_adamw, scale_by_prodigy
+from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
 from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
 from fnopt.optimizers._qk_clip import qk_clip
 from fnopt.optimizers._radam import radam, scale_by_radam

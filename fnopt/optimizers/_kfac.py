@@ -64,7 +64,7 @@ class kfac(Transformation):
 
     K-FAC needs no learning rate, because :math:`\alpha` and :math:`\mu` minimize the exact
     quadratic model of the batch. The damping adapts to the accuracy of this model. A step is
-    rejected if a value is nonfinite, or if the loss of the batch increases (tested every
+    rejected if a value is non-finite, or if the loss of the batch increases (tested every
     `damping_every` steps). Then parameters, factors and momentum stay unchanged.
 
     As in :func:`fnopt.gauss_newton_descent`, `update` ignores the gradients (they may be `None`):

@@ -1,4 +1,4 @@
-"""Muon: momentum of matrices, orthogonalized."""
+"""Muon and NorMuon: orthogonalized momentum of matrices."""
 
 from __future__ import annotations
 
@@ -30,28 +30,31 @@ def muon(
               \hat\mu_t = U S V^\top, \qquad
               s = \sqrt{\max(1,\ \text{outputs} / \text{inputs})}
 
-    fnopt finds kernels of flax, haiku and Equinox by their names and shapes: stacked layers, fused
-    queries, keys and values, attention kernels of three axes, convolutions and experts. Adam trains
-    embeddings, output layers (`head`, `logits`, `classifier`), and leaves with uncertain axes.
-    `print(matrix_report(tx, params))` lists which optimizer trains which leaf. For other models,
-    pass `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`.
+    with the bias-corrected moving average :math:`\hat\mu_t` of a matrix's gradient, whose singular
+    value decomposition is :math:`U S V^\top`.
+
+    By default, fnopt finds kernels of flax, haiku and Equinox by their names and shapes: stacked
+    layers, fused queries, keys and values, attention kernels with three axes, convolutions and
+    experts. Adam trains embeddings, output layers (`head`, `logits`, `classifier`), and leaves with
+    ambiguous axes. `print(matrix_report(tx, params))` lists the optimizer of each leaf. For other
+    models, pass `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        beta: Decay of the mean gradient :math:`\mu`.
-        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule`, or a transform such
+        beta: The decay rate of :math:`\mu`, the moving average of the gradient.
+        weight_decay: :math:`\lambda` of the matrices, a number, a `Schedule`, or a transform such
             as `add_decayed_weights(decay, mask)` or `cautious_weight_decay(decay)`.
-        nesterov: Whether to use Nesterov momentum, also for AdamW.
+        nesterov: Whether to use Nesterov momentum, also for Adam.
         consistent_rms: The root mean square of scaled updates, instead of the factor :math:`s`.
             With 0.2, learning rates of AdamW are suitable.
-        orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
+        orthogonalizer: The transform that computes :math:`U V^\top` from :math:`\hat\mu`; None uses
             `orthogonalize()`.
         weight_dimension_numbers: The leaves that are matrices, and their axes. Pass the result of
             `matrix_axes`, or another tree of `MatrixDimensionNumbers` with None for the other
             leaves. One `MatrixDimensionNumbers` applies to all leaves with two axes or more. The
-            values of a pattern, `by_pattern` or `by_path` are dimension numbers, True (a matrix, if
-            the leaf has two axes) or False. None selects kernels as above, and leaves of two axes
-            with other names, except biases, scales and tables.
+            values of a pattern, `by_pattern` or `by_path` are dimension numbers, True (a matrix if
+            the leaf has two axes) or False. None selects the kernels described above, and leaves
+            with two axes and other names, except biases, scales and tables.
         others: The optimizer of the other leaves; None uses `adam` with the same learning rate.
 
     Returns:
@@ -93,20 +96,21 @@ def normuon(
 ) -> partition:
     r"""NorMuon: Muon with updates normalized per neuron.
 
-    .. math:: u_t = -\eta_t \left(s\, \frac{\lVert O \rVert}{\lVert V \rVert}\, V + \lambda_t\,
-              \theta_t\right), \qquad V_{ij} = \frac{O_{ij}}{\sqrt{\nu_j}}, \qquad O = U V^\top
+    .. math:: u_t = -\eta_t \left(s\, \frac{\lVert O \rVert}{\lVert N \rVert}\, N + \lambda_t\,
+              \theta_t\right), \qquad N_{ij} = \frac{O_{ij}}{\sqrt{\nu_j}}
 
-    with :math:`\nu_j` the mean square of the update of output `j`; see `normalize_neurons`. The
-    state has one more number per output than the state of `muon`.
+    with the orthogonalized momentum :math:`O` of `muon` and the averaged mean square :math:`\nu_j`
+    of output `j` of :math:`O`; see `normalize_neurons`. The state has one more number per output
+    than the state of `muon`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        beta: Decay of the mean gradient.
-        b2: Decay of the mean squares.
-        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
-        consistent_rms: The root mean square of an update, as in the paper; None uses Muon's factor.
-        orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
-            `orthogonalize()`.
+        beta: The decay rate of the moving average of the gradient.
+        b2: The decay rate of :math:`\nu`, the moving average of the mean squares.
+        weight_decay: :math:`\lambda` of the matrices, a number, a `Schedule` or a transform.
+        consistent_rms: The root mean square of updates, which determines :math:`s`; the paper uses
+            0.2. None uses the factor :math:`s` of `muon`.
+        orthogonalizer: The transform that orthogonalizes the momentum; None uses `orthogonalize()`.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
         others: The optimizer of the other leaves; None uses `adam` with the same learning rate.
 

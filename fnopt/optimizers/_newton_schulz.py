@@ -1,4 +1,4 @@
-"""The orthogonal factor of matrices by odd polynomials (Newton-Schulz iterations)."""
+"""Orthogonal polar factors of matrices, by odd polynomials (Newton-Schulz iterations)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from fnopt.optimizers._matrix_functions import adjoint
 
 Triple = tuple[float, float, float]
 
-# After this number of polynomials in the Gram matrix, the matrix is recomputed, because rounding
-# errors of its smallest eigenvalues grow by up to 69 in a step, and a negative eigenvalue would
-# diverge.
-_STEPS_OF_A_GRAM = 3
-# A few matrices at a time fit in the cache of a CPU core; this many entries outweigh the loop's
-# cost.
-_LEAST_AT_A_TIME = 2**14
+# Number of steps after which the Gram matrix is recomputed. A step multiplies rounding errors of
+# the smallest eigenvalues by up to 69, and the iteration would diverge for a negative eigenvalue.
+_STEPS_PER_GRAM = 3
+# Smallest number of entries of a batch on a CPU: few matrices at a time fit in the cache of a core,
+# and the work on this many entries outweighs the overhead of the loop.
+_MIN_BATCH_ENTRIES = 2**14
 
 # Jordan et al., 2024, https://kellerjordan.github.io/posts/muon
 STANDARD: Triple = (3.4445, -4.7750, 2.0315)
@@ -44,37 +43,37 @@ _POLAR_EXPRESS: tuple[Triple, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-# Every polynomial except the last is evaluated at x / 1.01, so that rounding can't leave its
-# interval.
-_SLACK = 1.01
+# Every polynomial except the last is evaluated at x / 1.01, because rounding errors could otherwise
+# move singular values out of the polynomial's interval.
+_SAFETY_FACTOR = 1.01
 
 PRESETS = ("standard", "dion", "polar_express")
 PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
 
 
-def as_coefficients(given: Any) -> Any:
-    """Convert a preset's name, three numbers, or a sequence of such triples to a hashable form."""
-    if isinstance(given, str):
-        check_choice(given, PRESETS, "ns_coeffs", "orthogonalize")
-        return given
+def as_coefficients(coefficients: Any) -> Any:
+    """Convert a preset's name, three numbers, or a sequence of triples to a hashable form."""
+    if isinstance(coefficients, str):
+        check_choice(coefficients, PRESETS, "ns_coeffs", "orthogonalize")
+        return coefficients
     try:
-        nested = [[*map(float, row)] for row in given]
-        if nested and all(len(row) == 3 for row in nested):
-            return tuple(map(tuple, nested))
+        triples = [[*map(float, row)] for row in coefficients]
+        if triples and all(len(row) == 3 for row in triples):
+            return tuple(map(tuple, triples))
     except TypeError:
-        if len(given) == 3:
-            return tuple(map(float, given))
+        if len(coefficients) == 3:
+            return tuple(map(float, coefficients))
     raise ValueError(
-        f"ns_coeffs = {given!r}, expected three numbers, a sequence of such triples, or one of "
-        f"{', '.join(map(repr, PRESETS))}."
+        f"ns_coeffs = {coefficients!r}, expected three numbers, a sequence of triples of numbers, "
+        f"or one of {', '.join(map(repr, PRESETS))}."
     )
 
 
 def polynomials(coefficients: Any, steps: int) -> tuple[Triple, ...]:
-    """Return the coefficients of every step."""
+    """Return the coefficients `(a, b, c)` of every step."""
     if coefficients == "polar_express":
         scaled = [
-            tuple(c / _SLACK**i for c, i in zip(t, (1, 3, 5), strict=True))
+            tuple(c / _SAFETY_FACTOR**i for c, i in zip(t, (1, 3, 5), strict=True))
             for t in _POLAR_EXPRESS[:-1]
         ]
         last = (_POLAR_EXPRESS[-1],) * max(0, steps - len(scaled))
@@ -93,52 +92,54 @@ def orthogonalize_matrices(
 
     .. math:: X_{k+1} = (a_k I + b_k A_k + c_k A_k^2)\, X_k, \qquad A_k = X_k X_k^\top
 
-    For wide matrices, several polynomials are multiplied before they are applied to `X`.
-    :math:`A_{k+1} = P_k A_k P_k` doesn't need `X`, and products of `m` by `m` matrices are cheaper
-    than products of `m` by `n` matrices.
+    For wide matrices, the polynomials :math:`P_k = a_k I + b_k A_k + c_k A_k^2` of several steps
+    are multiplied before they are applied to `X`. Since :math:`A_{k+1} = P_k A_k P_k` doesn't
+    depend on `X`, this replaces products of `m` by `n` matrices by cheaper products of `m` by `m`
+    matrices.
 
     Args:
         x: Real or complex matrices `[k, m, n]` with `m <= n`.
-        coefficients: `(a, b, c)` for every step.
-        eps: A lower bound of the norms, a scalar of the real dtype.
+        coefficients: `(a, b, c)` of every step.
+        eps: The constant added to norms, or their lower bound; a scalar of the real dtype.
         preconditioning: The method of scaling singular values below 1 before the first step.
 
     Returns:
         Matrices like `x`.
     """
-    several = functools.partial(
+    orthogonalize_batch = functools.partial(
         _orthogonalize_batch, coefficients=coefficients, eps=eps, preconditioning=preconditioning
     )
-    count = _batch_size(x.shape)
-    if count == len(x):
-        return several(x)
+    size = _batch_size(x.shape)
+    if size == len(x):
+        return orthogonalize_batch(x)
 
-    def write(i: Any, x: jax.Array) -> jax.Array:  # in place: the loop needs no second stack
-        part = jax.lax.dynamic_slice_in_dim(x, count * i, count)
-        return jax.lax.dynamic_update_slice_in_dim(x, several(part), count * i, 0)
+    # The loop overwrites `x` in place, so it needs no second stack.
+    def update_batch(i: Any, x: jax.Array) -> jax.Array:
+        batch = jax.lax.dynamic_slice_in_dim(x, size * i, size)
+        return jax.lax.dynamic_update_slice_in_dim(x, orthogonalize_batch(batch), size * i, 0)
 
-    return jax.lax.fori_loop(0, len(x) // count, write, x)
+    return jax.lax.fori_loop(0, len(x) // size, update_batch, x)
 
 
 def _batch_size(shape: tuple[int, ...]) -> int:
-    """Number of matrices in one batched product: all of them on accelerators."""
+    """Number of matrices in one batched product; on accelerators, all matrices."""
     k, m, n = shape
     if jax.default_backend() != "cpu":
         return k
-    # A batch has at least two matrices, because a single matrix is slower.
-    enough = (c for c in range(2, k) if k % c == 0 and c * m * n >= _LEAST_AT_A_TIME)
-    return next(enough, k)
+    # At least two, because a product of single matrices is slower than a batched product.
+    sizes = (c for c in range(2, k) if k % c == 0 and c * m * n >= _MIN_BATCH_ENTRIES)
+    return next(sizes, k)
 
 
 def _orthogonalize_batch(
     x: jax.Array, coefficients: tuple[Triple, ...], eps: Any, preconditioning: str
 ) -> jax.Array:
-    # Values are divided by the largest element, because squares of 1e-24 would be 0, and squares of
-    # 1e20 infinite.
+    # Divide by the largest element, because in float32 the square of 1e-24 is 0, and the square of
+    # 1e20 is infinite.
     largest = jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)
-    unit = jax.lax.stop_gradient(nonzero(largest))
-    x, A = _precondition(x / unit.astype(x.dtype), eps / unit, preconditioning)
-    if _cheaper_by_gram(x, len(coefficients)):
+    scale = jax.lax.stop_gradient(nonzero(largest))
+    x, A = _precondition(x / scale.astype(x.dtype), eps / scale, preconditioning)
+    if _is_gram_cheaper(x, len(coefficients)):
         return _iterate_gram(x, A, coefficients)
     for i, (a, b, c) in enumerate(coefficients):
         A = gram(x) if i else A
@@ -147,23 +148,23 @@ def _orthogonalize_batch(
 
 
 def gram(x: jax.Array) -> jax.Array:
-    """`X X^H` of each matrix."""
+    """Gram matrix `X X^H` of each matrix."""
     return matmul(x, adjoint(x))
 
 
 def _precondition(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
-    """Scale matrices to singular values of at most about 1; also return their Gram matrices."""
+    """Scale matrices to singular values of at most about 1; also return the Gram matrices."""
     A = gram(x)
     if kind == "aol":
         # Almost-orthogonal layers (AOL): rows and columns of X X^H are divided by the roots of
-        # these sums, so that no eigenvalue is above 1.
-        rows = jnp.sum(jnp.abs(A), axis=2, keepdims=True)
-        rows = jnp.where(rows == 0, jnp.ones_like(rows), jnp.maximum(rows, eps * eps))
-        factor = jax.lax.rsqrt(rows).astype(x.dtype)
+        # the absolute row sums, so no eigenvalue is above 1 (Gershgorin).
+        sums = jnp.sum(jnp.abs(A), axis=2, keepdims=True)
+        sums = jnp.where(sums == 0, jnp.ones_like(sums), jnp.maximum(sums, eps * eps))
+        factor = jax.lax.rsqrt(sums).astype(x.dtype)
         return x * factor, A * factor * jnp.swapaxes(factor, 1, 2)
     if kind == "schatten":
-        # The norm is the fourth root of the sum of the fourth powers of the singular values. It is
-        # never below the largest one, and nearer to it than the Frobenius norm.
+        # Schatten 4-norm, (sum_i s_i^4)^(1/4) = ||X X^H||_F^(1/2). It is at least the largest
+        # singular value, and a tighter bound than the Frobenius norm.
         norm = safe_sqrt(safe_sqrt(jnp.sum(jnp.square(jnp.abs(A)), axis=(1, 2), keepdims=True)))
         norm = jnp.where(norm == 0, jnp.ones_like(norm), jnp.maximum(norm, eps))
     elif kind == "spectral":
@@ -175,20 +176,22 @@ def _precondition(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, j
     return x * factor, A * factor * factor
 
 
-def _cheaper_by_gram(x: jax.Array, steps: int) -> bool:
-    """Whether the Gram matrix is cheaper and accurate enough (not in 16 bits)."""
+def _is_gram_cheaper(x: jax.Array, steps: int) -> bool:
+    """Whether iterating the Gram matrix is cheaper; False in 16 bits, where it is inaccurate."""
     _, m, n = x.shape
-    restarts = math.ceil(steps / _STEPS_OF_A_GRAM)
-    plain = steps * (2 * n + m)
-    return (
-        jnp.finfo(x.dtype).bits >= 32 and restarts * 2 * n + (4 * steps - 3 * restarts) * m < plain
-    )
+    restarts = math.ceil(steps / _STEPS_PER_GRAM)
+    # Costs in units of 2 m^2 operations. A step on X has two products of size m n, and A A. A step
+    # on A has four products of size m m, but only one after a restart, which computes A and Q X.
+    cost_of_x = steps * (2 * n + m)
+    cost_of_gram = restarts * 2 * n + (4 * steps - 3 * restarts) * m
+    return jnp.finfo(x.dtype).bits >= 32 and cost_of_gram < cost_of_x
 
 
 def _iterate_gram(x: jax.Array, A: jax.Array, coefficients: tuple[Triple, ...]) -> jax.Array:
+    """Apply several steps at a time, as the product `Q` of their polynomials in `A`."""
     eye = jnp.eye(x.shape[1], dtype=x.dtype)
-    for start in range(0, len(coefficients), _STEPS_OF_A_GRAM):
-        (a, b, c), *others = coefficients[start : start + _STEPS_OF_A_GRAM]
+    for start in range(0, len(coefficients), _STEPS_PER_GRAM):
+        (a, b, c), *others = coefficients[start : start + _STEPS_PER_GRAM]
         A = gram(x) if start else A
         Q = P = a * eye + b * A + c * matmul(A, A)
         for a, b, c in others:

@@ -22,37 +22,39 @@ from fnopt.optimizers._newton_schulz import (
 
 
 class orthogonalize(Matrixwise):
-    r"""Replace every matrix by its orthogonal polar factor, using Newton-Schulz iterations.
+    r"""Replace every matrix by its orthogonal polar factor, with Newton-Schulz iterations.
 
     .. math:: u \approx U V^\top \quad \text{of} \quad g = U S V^\top
 
     The result is the direction of steepest descent in the spectral norm. The iterations are odd
-    polynomials of the matrix, which need matrix products only; matrices of one shape are batched.
+    polynomials of the matrix, which need only matrix products. Matrices of one shape are batched.
     With `'polar_express'` and 12 steps, the result is the polar factor up to float32 rounding
     error, for condition numbers up to 1e3.
 
-    All leaves must be matrices; `partition_matrices` assigns other leaves to another optimizer. A
-    NaN in one matrix doesn't affect other matrices.
+    All leaves must be matrices; use `partition_matrices` to train other leaves with another
+    optimizer. A NaN in one matrix doesn't affect other matrices.
 
     Args:
         ns_coeffs: :math:`(a, b, c)` of the polynomial :math:`a x + b x^3 + c x^5` of every step, a
-            sequence of such triples, or a preset: `'standard'`, the default, which is fast and
-            brings singular values between 0.7 and 1.2; `'dion'`; or `'polar_express'`, optimal for
-            a given number of steps.
-        ns_steps: The number of steps; not used for a sequence of triples.
-        eps: Added to the norms by which matrices are divided.
+            sequence of such triples for the steps, or a preset. `'standard'` is fast, and results
+            in singular values between 0.7 and 1.2. `'polar_express'` is optimal for a given number
+            of steps. `'dion'` is the sequence of Dion's authors.
+        ns_steps: The number of steps; ignored for a sequence of triples.
+        eps: A constant added to the norms by which matrices are divided; for `'aol'` and
+            `'schatten'`, a lower bound of the norms.
         preconditioning: The method of scaling singular values below 1: `'frobenius'` divides by the
-            Frobenius norm, `'schatten'` by the Schatten 4-norm, `'aol'` scales each row, and
-            `'spectral'` divides by the largest singular value.
-        adaptive: Whether an update is scaled by its product with the gradient, the dual norm.
-        balance_steps: The number of balancing steps for the rows of a non-square matrix along its
-            longer side, so that no neuron has a short update (Aurora). Each balancing step costs an
-            orthogonalization. With 0, the result is the polar factor.
-        balance_power: The exponent of the row norms in a balancing step.
+            Frobenius norm, `'schatten'` by the Schatten 4-norm, and `'spectral'` by the largest
+            singular value; `'aol'` scales each row.
+        adaptive: Whether to multiply the update by its inner product with the gradient, which is
+            the nuclear norm of the gradient.
+        balance_steps: The number of balancing steps, which make the rows along the longer side of a
+            non-square matrix similar in norm (Aurora). Then no neuron has a short update. Each
+            balancing step costs one orthogonalization. With 0, the result is the polar factor.
+        balance_power: The exponent of the squared row norms in a balancing step.
         ns_dtype: The dtype of the products; Muon's author uses bfloat16 on accelerators.
         weight_dimension_numbers: The axes of the matrices: `MatrixDimensionNumbers` for all
-            leaves, a tree of `MatrixDimensionNumbers`, or `fnopt.by_path(fn)`. None uses the two
-            axes of each leaf.
+            leaves, a tree of `MatrixDimensionNumbers`, or `fnopt.by_path(fn)`. None means that each
+            leaf has two axes, rows and columns.
 
     Raises:
         ValueError: In use, if a leaf isn't a matrix.
@@ -85,7 +87,7 @@ class orthogonalize(Matrixwise):
 
     @property
     def factorizes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the largest singular values are computed from eigenvalues."""
+        """Whether the preconditioning computes eigenvalues."""
         return self.preconditioning == "spectral"
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
@@ -93,17 +95,20 @@ class orthogonalize(Matrixwise):
         u = self._balance(h, g) if is_balanced else self._orthogonalize(h, g)
         if not self.adaptive:
             return u, {}
-        dual = jnp.sum(jnp.real(jnp.conj(g) * u), axis=(1, 2), keepdims=True)
-        return dual.astype(u.dtype) * u, {}
+        # The dual norm of the spectral norm is the nuclear norm, <g, U V^T> = sum S.
+        dual_norm = jnp.sum(jnp.real(jnp.conj(g) * u), axis=(1, 2), keepdims=True)
+        return dual_norm.astype(u.dtype) * u, {}
 
     def _orthogonalize(self, h: Any, g: jax.Array) -> jax.Array:
-        narrow = g if self.ns_dtype is None else g.astype(self.ns_dtype)
-        eps = h.eps.astype(real_dtype(narrow.dtype))
+        x = g if self.ns_dtype is None else g.astype(self.ns_dtype)
+        eps = h.eps.astype(real_dtype(x.dtype))
         steps = polynomials(self.ns_coeffs, self.ns_steps)
-        return orthogonalize_matrices(narrow, steps, eps, self.preconditioning).astype(g.dtype)
+        return orthogonalize_matrices(x, steps, eps, self.preconditioning).astype(g.dtype)
 
     def _balance(self, h: Any, g: jax.Array) -> jax.Array:
-        """Orthogonal factors of `g D`, with `D` such that their columns have one norm."""
+        """Return the polar factor of `g D`, with a diagonal `D` that equalizes the column norms."""
+        # The columns of the m by n factor have the mean squared norm m / n. Each step scales the
+        # columns of g by a power of m / n over their actual squared norms.
         _, m, n = g.shape
         norms = nonzero(frobenius_norm(jnp.abs(g), (1,)))
         g, d = g / norms.astype(g.dtype), jnp.ones_like(norms)

@@ -1,4 +1,4 @@
-"""Partition of the parameters into matrices and other leaves."""
+"""Partition of parameters into matrices and other leaves."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fnopt.transforms import (
 
 
 class matrix_labels(Selector):
-    """Label matrices and other leaves, for a partition.
+    """Selector with one label for matrices, and another label for all other leaves.
 
     Args:
         matrix: The label of the matrices.
         rule: The leaves that are matrices. None finds kernels by their names and shapes (see
-            `muon`). `MatrixDimensionNumbers` apply to every leaf of two axes or more. The values of
-            a tree or a selector (`by_pattern`, `by_path`) are dimension numbers, True for a matrix
-            of two axes, or None or False for other leaves.
+            `muon`). One `MatrixDimensionNumbers` applies to every leaf with two axes or more. The
+            values of a tree or a selector (`by_pattern`, `by_path`) are dimension numbers, True for
+            a matrix with two axes, and None or False for other leaves.
         other: The label of all other leaves.
 
     Example:
@@ -50,29 +50,30 @@ class matrix_labels(Selector):
     other: str = static(default="adam")
 
     def choose(self, leaves: list[tuple[str, Any]]) -> list[Any]:
-        """The label of every leaf."""
-        found = numbers_of(self.rule, as_unsharded(leaves))
-        return [self.other if numbers is None else self.matrix for numbers in found]
+        """Return the label of every leaf."""
+        all_numbers = numbers_of(self.rule, as_unsharded(leaves))
+        return [self.other if numbers is None else self.matrix for numbers in all_numbers]
 
     def check(self, positions: list[str]) -> None:
-        """Raise an error for a rule by path that doesn't match the given paths."""
+        """Raise an error if the rule's paths don't match the paths of the leaves."""
         check_rule(self.rule, positions)
 
     def scope(self, tree: Any) -> contextlib.AbstractContextManager[None]:
-        """Context in which the partition's transforms share the axes inferred from all leaves."""
+        """Context in which transforms of the partition use the axes inferred from all leaves."""
         return inference_scope(tree) if self.rule is None else contextlib.nullcontext()
 
 
 def partition_matrices(
     matrices: Any, others: Any, weight_dimension_numbers: Any = None, label: str = "matrix"
 ) -> partition:
-    """Apply one optimizer to the matrices among the parameters, and another to all other leaves.
+    """Apply one optimizer to all matrices, and another optimizer to all other leaves.
 
-    A transform in `matrices` without `weight_dimension_numbers` uses the dimension numbers of the
-    partition, also inside chains and wrappers.
+    Transforms in `matrices` whose `weight_dimension_numbers` are None use the dimension numbers of
+    the partition, also inside chains and wrappers.
 
     Args:
-        matrices: The optimizer of the matrices: a chain of parts and `scale_by_learning_rate`.
+        matrices: The optimizer of the matrices, such as a chain of transforms that ends with
+            `scale_by_learning_rate`.
         others: The optimizer of the other leaves.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
         label: The label of the matrices. The other leaves have the label `'adam'`.
@@ -97,7 +98,7 @@ def partition_matrices(
 
 
 def _set_dimension_numbers(part: Any, rule: Any) -> Any:
-    """Set the dimension numbers of inner transforms that have none."""
+    """Set the dimension numbers of all transforms inside `part` that have none."""
     if type(part) is tuple:
         return tuple(_set_dimension_numbers(x, rule) for x in part)
     if not isinstance(part, Transformation):
@@ -106,8 +107,8 @@ def _set_dimension_numbers(part: Any, rule: Any) -> Any:
     new = {name: _set_dimension_numbers(x, rule) for name, x in old.items()}
     if "weight_dimension_numbers" in old and old["weight_dimension_numbers"] is None:
         new["weight_dimension_numbers"] = rule
-    changed = {name: x for name, x in new.items() if x is not old[name]}
-    return dataclasses.replace(part, **changed)
+    changes = {name: x for name, x in new.items() if x is not old[name]}
+    return dataclasses.replace(part, **changes)
 
 
 def matrix_recipe(
@@ -119,9 +120,9 @@ def matrix_recipe(
     others: Any,
     **adam: Any,
 ) -> partition:
-    """Chain direction, decay and learning rate for matrices; AdamW by default for other leaves."""
-    is_part = isinstance(weight_decay, Transformation)
-    decay = weight_decay if is_part else add_decayed_weights(weight_decay)
+    """Chain direction, decay and learning rate for matrices; by default, Adam for other leaves."""
+    is_transform = isinstance(weight_decay, Transformation)
+    decay = weight_decay if is_transform else add_decayed_weights(weight_decay)
     matrices = chain(*direction, decay, scale_by_learning_rate(learning_rate))
     if others is None:
         others = adamw(learning_rate, weight_decay=0.0, **adam)

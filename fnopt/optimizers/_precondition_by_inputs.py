@@ -1,4 +1,4 @@
-"""Preconditioning of kernel gradients by the second moments of the layers' inputs."""
+"""Preconditioning of a kernel's gradient by the second moment of its layer's inputs."""
 
 from __future__ import annotations
 
@@ -24,30 +24,36 @@ from fnopt.sharding import sequential
 
 
 class PreconditionByInputsState(NamedTuple):
-    """Step count, and for every matrix the mean second moment of its inputs."""
+    """State of `precondition_by_inputs`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        moment: :math:`C_t` of every matrix, the averaged second moment of the inputs.
+    """
 
     count: jax.Array
     moment: CustomSlot
 
 
 class precondition_by_inputs(Transformation):
-    r"""Multiply gradients by the inverse mean second moment of their layer's inputs.
+    r"""Multiply gradients by the inverse second moment of their layer's inputs.
 
     .. math:: C_t = \beta\, C_{t-1} + (1-\beta)\, \tfrac1N X_t^\top X_t, \qquad
               u_t = (\hat C_t + \epsilon c\, I)^{-1} G_t, \qquad c = \operatorname{tr}(\hat C_t) / n
 
-    for kernels in `x @ W`, where the rows of `X`, `[N, n]`, are the inputs `x` of the layer. Before
-    `orthogonalize`, the chain is Newton-Muon. `update` takes `input_moments`, a dict from the path
-    of every kernel to `X^T X / N`, `[n, n]` (`[k, n, n]` for a stack), computed from the inputs
-    that `fnopt.taps` returns. The state has `n^2` numbers per kernel.
+    for kernels `W` in `x @ W`, where the rows of `X`, `[N, n]`, are the inputs `x` of the layer,
+    and :math:`\hat C_t = C_t / (1 - \beta^t)`. Before `orthogonalize`, the method is Newton-Muon.
+    `update` needs `input_moments`, a dict from the path of every kernel to `X^T X / N`, `[n, n]`
+    (`[k, n, n]` for a stack). Compute the moments from the inputs that `fnopt.taps` returns. The
+    state has `n^2` numbers per kernel.
 
     Args:
-        decay: :math:`\beta`.
-        damping: :math:`\epsilon`, relative to the mean eigenvalue.
+        decay: :math:`\beta`, decay rate of :math:`C`, the moving average of the second moment.
+        damping: :math:`\epsilon`, the damping relative to the mean eigenvalue of :math:`\hat C`.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
-        ValueError: In use, if a kernel has no moment, or a moment of another shape.
+        ValueError: In use, if a kernel has no moment, or if a moment has a wrong shape.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -84,46 +90,50 @@ class precondition_by_inputs(Transformation):
         input_moments: Any,
         **extra_args: Any,
     ) -> tuple[Any, PreconditionByInputsState]:
-        """Multiply gradients by the inverse moments, and update the mean moments."""
+        """Update the averaged moments, and multiply the gradients by their inverses."""
         pairs, treedef = leaves_with_names(updates)
         layouts = layouts_of(self.weight_dimension_numbers, updates)
         slots, count = treedef.flatten_up_to(state.moment), safe_increment(state.count)
         # On a CPU, concurrent batches of LAPACK calls can deadlock.
-        solve, new, means = sequential(self._solve), [], []
-        for (name, g), layout, own in zip(pairs, layouts, slots, strict=True):
+        solve, new, moments = sequential(self._solve), [], []
+        for (name, g), layout, slot in zip(pairs, layouts, slots, strict=True):
             g = widen(g)
             parts = layout.to_matrices(g, wide=False)
-            given = _moments(name, input_moments, own)
             decay = jnp.asarray(self.decay).astype(g.dtype)
-            own = tuple(ema(C, M.astype(C.dtype), decay.astype(C.dtype)) for C, M in given)
-            seen = bias_correction(decay, count)
-            out = [solve(x, C.astype(g.dtype) / seen) for x, C in zip(parts, own, strict=True)]
+            slot = tuple(
+                ema(C, M.astype(C.dtype), decay.astype(C.dtype))
+                for C, M in _pair_moments(name, input_moments, slot)
+            )
+            correction = bias_correction(decay, count)
+            out = [
+                solve(x, C.astype(g.dtype) / correction) for x, C in zip(parts, slot, strict=True)
+            ]
             new.append(layout.to_leaf(out, g, wide=False))
-            means.append(own)
-        state = PreconditionByInputsState(count, treedef.unflatten(means))
+            moments.append(slot)
+        state = PreconditionByInputsState(count, treedef.unflatten(moments))
         return treedef.unflatten(new), state
 
     def _solve(self, g: jax.Array, C: jax.Array) -> jax.Array:
-        mean = jnp.trace(C, axis1=1, axis2=2)[:, None, None] / C.shape[-1]
-        ridge = jnp.asarray(self.damping).astype(g.dtype) * nonzero(mean)
+        mean_eigenvalue = jnp.trace(C, axis1=1, axis2=2)[:, None, None] / C.shape[-1]
+        ridge = jnp.asarray(self.damping).astype(g.dtype) * nonzero(mean_eigenvalue)
         L = jnp.linalg.cholesky(C + ridge * jnp.eye(C.shape[-1], dtype=C.dtype))
-        half = jax.lax.linalg.triangular_solve(L, g, left_side=True, lower=True)
-        return jax.lax.linalg.triangular_solve(
-            L, half, left_side=True, lower=True, transpose_a=True
-        )
+        y = jax.lax.linalg.triangular_solve(L, g, left_side=True, lower=True)
+        return jax.lax.linalg.triangular_solve(L, y, left_side=True, lower=True, transpose_a=True)
 
 
-def _moments(name: str, given: Any, own: tuple[jax.Array, ...]) -> list[tuple[Any, Any]]:
-    """Pairs of the mean and the new moment of a leaf."""
-    if name not in given:
+def _pair_moments(
+    name: str, input_moments: Any, slot: tuple[jax.Array, ...]
+) -> list[tuple[Any, Any]]:
+    """Pair the averaged moment of a leaf with the new moment."""
+    if name not in input_moments:
         raise ValueError(
-            f"{where()}input_moments has no entry for {leaf_text(name)}, only for "
-            f"{', '.join(map(repr, given))}: expected X^T X / N of the inputs of every kernel."
+            f"{where()}input_moments has entries for {', '.join(map(repr, input_moments))}, "
+            f"expected X^T X / N of the inputs of every kernel, also for {leaf_text(name)}."
         )
-    M = jnp.asarray(given[name])
-    if len(own) != 1 or M.size != own[0].size or M.shape[-2:] != own[0].shape[-2:]:
+    M = jnp.asarray(input_moments[name])
+    if len(slot) != 1 or M.size != slot[0].size or M.shape[-2:] != slot[0].shape[-2:]:
         raise ValueError(
             f"{where()}input_moments[{name!r}] has shape {M.shape}, expected "
-            f"{' and '.join(str(C.shape) for C in own)}: a square matrix of the kernel's rows."
+            f"{' and '.join(str(C.shape) for C in slot)}, square in the kernel's rows."
         )
-    return [(own[0], M.reshape(own[0].shape))]
+    return [(slot[0], M.reshape(slot[0].shape))]

@@ -1,4 +1,4 @@
-"""PSGD with Kronecker factors: a whitening preconditioner that is updated online."""
+"""PSGD-Kron: a whitening preconditioner with Kronecker factors, updated online."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
-# Bound of an update's root mean square; a whitened update has 1. These four constants are from
-# github.com/evanatyourservice/kron_torch.
-_LARGEST_RMS = 1.1
-_FLAT, _DECAY, _LEAST = 500, 0.001, 0.03  # how often factors are updated; see `_due`
+# These constants are from github.com/evanatyourservice/kron_torch.
+_LARGEST_RMS = 1.1  # bound of an update's root mean square, which is 1 for a whitened update
+# Frequency of the updates of the factors: 1 for a number of steps, a decay rate, and a lower bound.
+_STEPS_WITH_UPDATE, _FREQUENCY_DECAY, _LOWEST_FREQUENCY = 500, 0.001, 0.03
 
 
 class ScaleByPsgdKronState(NamedTuple):
-    """Step count, the mean gradient, and for every matrix two triangular factors.
+    r"""State of `scale_by_psgd_kron`.
 
     Attributes:
-        count: Number of steps.
-        mu: The mean gradient.
-        factors: Upper triangular factors; the shorter side first, None for a side without a factor.
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        factors: :math:`Q_L` and :math:`Q_R`, upper triangular factors of the shorter and the longer
+            side of a matrix; None for a side without a factor.
     """
 
     count: jax.Array
@@ -47,7 +48,7 @@ class ScaleByPsgdKronState(NamedTuple):
 
 
 class scale_by_psgd_kron(Matrixwise):
-    r"""Whiten mean gradients by two triangular factors, which are updated online.
+    r"""Whiten averaged gradients by two triangular factors, which are updated online.
 
     .. math::
         u_t &= Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R, \qquad
@@ -55,13 +56,15 @@ class scale_by_psgd_kron(Matrixwise):
         Q_L &\leftarrow Q_L - \frac{\rho}{\lVert A A^\top + B B^\top \rVert}\,
         \mathrm{triu}(A A^\top - B B^\top)\, Q_L
 
-    and the same for :math:`Q_R`, with random normal `V`. At the fixed point of these steps,
-    whitened gradients have the identity as second moment. The method needs no eigenvalues and no
-    inverses, only triangular solves. Factors are updated in each of the first 500 steps, then with
-    decreasing frequency, down to every 33rd step; other steps take four products. The initial
-    factors are multiples of the identity for which the first update has the mean square 1, so the
-    scale of the loss doesn't matter. The author's code normalizes the mean fourth power to 1 by
-    default.
+    and the transposed update for :math:`Q_R`, with random normal `V` and Adam's bias-corrected
+    average :math:`\hat\mu_t`. At the fixed point of these updates, the second moment of whitened
+    gradients is the identity. The method needs neither eigenvalues nor inverses, only triangular
+    solves.
+
+    Factors are updated in each of the first 500 steps, then with decreasing frequency, down to
+    every 33rd step. Other steps need only four matrix products. The initial factors are multiples
+    of the identity for which the first update has the mean square 1, so the method doesn't depend
+    on the scale of the loss. By default, the author's code normalizes the mean fourth power to 1.
 
     For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A non-finite gradient doesn't
     change the factors.
@@ -70,10 +73,11 @@ class scale_by_psgd_kron(Matrixwise):
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         precond_lr: :math:`\rho`, the learning rate of the factors.
         max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.
-        random_seed: An integer, the seed of `V`.
+        random_seed: The integer seed of `V`.
         mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
-        initial_scale: Initial value of :math:`Q_L \otimes Q_R`; None uses the multiple above.
+        initial_scale: The multiple of the identity that is the initial :math:`Q_L \otimes Q_R`;
+            None uses the multiple described above.
 
     Raises:
         ValueError: In use, if a leaf isn't a matrix.
@@ -111,15 +115,15 @@ class scale_by_psgd_kron(Matrixwise):
         mean = mu / bias_correction(h.b1, count + 1)
         V = self._random(count, slots.index, g)
 
-        def update_factors(known: Any) -> Pair:
-            mean, factors = known
-            size = _first_scale(mean) if h.initial_scale is None else h.initial_scale
-            first = _scale(factors, jnp.where(count == 0, size, jnp.ones_like(size)))
-            return _update_factors(mean, first, V, h.precond_lr)
+        def update_factors(operands: Any) -> Pair:
+            mean, factors = operands
+            scale = _initial_scale(mean) if h.initial_scale is None else h.initial_scale
+            factors = _scale(factors, jnp.where(count == 0, scale, jnp.ones_like(scale)))
+            return _update_factors(mean, factors, V, h.precond_lr)
 
-        known = mean, slots.factors
-        # A select instead of `cond` would update the factors in every step.
-        factors = jax.lax.cond(_due(count), update_factors, lambda known: known[1], known)
+        operands = mean, slots.factors
+        # `select` instead of `cond` would update the factors in every step.
+        factors = jax.lax.cond(_due(count), update_factors, lambda x: x[1], operands)
         left, right = factors
         u = mean
         u = u if left is None else matmul(transpose(left), matmul(left, u))
@@ -127,7 +131,8 @@ class scale_by_psgd_kron(Matrixwise):
         return limit_rms(u, _LARGEST_RMS), {"mu": mu, "factors": factors}
 
     def _random(self, count: Any, index: jax.Array, g: jax.Array) -> jax.Array:
-        """Normal numbers that depend only on the step and the index of the matrix."""
+        """Sample normal numbers that depend only on the step and the index of the matrix."""
+        # Then the numbers are the same for every sharding and stacking of the matrices.
         key = jax.random.fold_in(jax.random.key(self.random_seed), count)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index.astype(jnp.uint32))
         return jax.vmap(lambda key: jax.random.normal(key, g.shape[1:], g.dtype))(keys)
@@ -136,36 +141,38 @@ class scale_by_psgd_kron(Matrixwise):
 def _due(count: jax.Array) -> jax.Array:
     """Whether the factors are updated in this step.
 
-    An update is due whenever the expected number of updates grows by one. The density of updates is
-    1 for `_FLAT` steps, then decays exponentially to `_LEAST`.
+    The frequency of updates is 1 at first, then decreases exponentially to a lower bound. An update
+    is due if the integral of the frequency passes an integer.
     """
 
     def count_updates(steps: jax.Array) -> jax.Array:
-        # The integral of the density, in closed form: no count of updates is kept.
-        late = jnp.maximum(steps - _FLAT, 0).astype(jnp.float32)
-        until = -jnp.log(jnp.float32(_LEAST)) / _DECAY
-        falling = -jnp.expm1(-_DECAY * jnp.minimum(late, until)) / _DECAY
-        rare = _LEAST * jnp.maximum(late - until, 0.0)
-        return jnp.minimum(steps, _FLAT) + jnp.floor(falling + rare).astype(steps.dtype)
+        # The integral in closed form, so the state needs no count of updates.
+        late_steps = jnp.maximum(steps - _STEPS_WITH_UPDATE, 0).astype(jnp.float32)
+        decay_steps = -jnp.log(jnp.float32(_LOWEST_FREQUENCY)) / _FREQUENCY_DECAY
+        exponent = -_FREQUENCY_DECAY * jnp.minimum(late_steps, decay_steps)
+        updates = -jnp.expm1(exponent) / _FREQUENCY_DECAY
+        updates += _LOWEST_FREQUENCY * jnp.maximum(late_steps - decay_steps, 0.0)
+        return jnp.minimum(steps, _STEPS_WITH_UPDATE) + jnp.floor(updates).astype(steps.dtype)
 
     return count_updates(count + 1) > count_updates(count)
 
 
-def _first_scale(mean: jax.Array) -> jax.Array:
-    """Initial scale of `Q_L (x) Q_R`, for an update of mean square 1, `[k, 1, 1]`."""
+def _initial_scale(mean: jax.Array) -> jax.Array:
+    """Initial scale of `Q_L (x) Q_R`, `[k, 1, 1]`, for which the update has the mean square 1."""
+    # The factors enter the update twice, so the scale is the inverse root of the gradient's size.
     rms = root_mean_square(mean)
-    known = jnp.isfinite(rms) & (rms > 0)
-    return jax.lax.rsqrt(jnp.where(known, rms, jnp.ones_like(rms)))
+    is_valid = jnp.isfinite(rms) & (rms > 0)
+    return jax.lax.rsqrt(jnp.where(is_valid, rms, jnp.ones_like(rms)))
 
 
-def _scale(factors: Pair, size: jax.Array) -> Pair:
-    """Scale the product of the factors."""
-    size = size if any(Q is None for Q in factors) else safe_sqrt(size)
-    return map_sides(lambda Q: size * Q, factors)
+def _scale(factors: Pair, scale: jax.Array) -> Pair:
+    """Scale the Kronecker product of the factors."""
+    scale = scale if any(Q is None for Q in factors) else safe_sqrt(scale)
+    return map_sides(lambda Q: scale * Q, factors)
 
 
 def _update_factors(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> Pair:
-    """One gradient step of the factors."""
+    """Take one relative gradient step of the factors."""
     left, right = factors
     A, B = mean, V
     if left is not None:
@@ -174,25 +181,25 @@ def _update_factors(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Arra
     if right is not None:
         A = matmul(A, transpose(right))
         B = jax.lax.linalg.triangular_solve(right, B, left_side=False)
-    moved = functools.partial(_update_factor, rate=rate)
-    return map_sides(moved, factors, (A, transpose(A)), (B, transpose(B)))
+    update = functools.partial(_update_factor, rate=rate)
+    return map_sides(update, factors, (A, transpose(A)), (B, transpose(B)))
 
 
 def _update_factor(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) -> jax.Array:
-    ours, wanted = matmul(A, transpose(A)), matmul(B, transpose(B))
-    size = nonzero(_norm_from_below(ours + wanted))
-    # A NaN would stay in the factor.
-    return only_finite(Q - matmul(rate / size * jnp.triu(ours - wanted), Q), Q)
+    AA, BB = matmul(A, transpose(A)), matmul(B, transpose(B))
+    norm = nonzero(_spectral_norm_bound(AA + BB))
+    # A factor that is once NaN stays NaN.
+    return only_finite(Q - matmul(rate / norm * jnp.triu(AA - BB), Q), Q)
 
 
-def _norm_from_below(A: jax.Array) -> jax.Array:
-    """Lower bound of the spectral norm of symmetric matrices, by two products with one row."""
-    # The divisor cancels. A maximum has a NaN slope if XLA computes `A` twice with different
-    # rounding.
+def _spectral_norm_bound(A: jax.Array) -> jax.Array:
+    """Lower bound of the spectral norm of symmetric matrices, from two products with one row."""
+    # The divisor cancels in the result, so it has no derivative. (The derivative of a maximum would
+    # be NaN if XLA computed `A` twice with different rounding errors.)
     largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(A), axis=(1, 2), keepdims=True)))
     A = A / largest
     i = jnp.argmax(jnp.sum(jnp.square(A), axis=2), axis=1)
-    x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # one row of each matrix, `[k, 1, n]`
+    x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # the longest row of A, `[k, 1, n]`
     y = matmul(x, A)
     y = y / nonzero(safe_sqrt(jnp.sum(jnp.square(y), axis=2, keepdims=True)))
     return largest * safe_sqrt(jnp.sum(jnp.square(matmul(y, A)), axis=2, keepdims=True))
@@ -214,14 +221,14 @@ def psgd_kron(
     .. math:: u_t = -\eta_t \left(Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R + \lambda_t\,
               \theta_t\right)
 
-    See `scale_by_psgd_kron`, also for the size of its state. A third of Adam's learning rate is a
-    good initial choice.
+    `scale_by_psgd_kron` defines the factors and describes the size of the state. Start with a third
+    of the learning rate for Adam.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
-        precond_lr: The learning rate of the factors.
+        weight_decay: :math:`\lambda` of the matrices, a number, a `Schedule` or a transform.
+        precond_lr: :math:`\rho`, the learning rate of the factors.
         max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
         others: The optimizer of the other leaves; None uses `adam` with the same learning rate.

@@ -1,4 +1,4 @@
-"""Bounds on attention logits, by rescaling the query and key kernels of each head."""
+"""QK-Clip: bounds on attention logits by rescaling the query and key kernels of each head."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ class qk_clip(Transformation):
               \alpha = \tfrac12 \text{ for queries and for keys}
 
     with the largest logit :math:`S_h` of head `h` in the batch. Put `qk_clip` last in a chain,
-    after the learning rate. `update` takes `max_logits`, a dict from the paths of the clipped
-    kernels to the maximum logits of their heads, `[heads]`. Pass the same maxima for a query and
-    its key.
+    after the learning rate. `update` needs `max_logits`, a dict from the paths of the kernels to
+    the largest logits of their heads, `[heads]`. Pass the same array for a query and its key.
 
     Args:
         tau: :math:`\tau`, the largest logit allowed.
-        alpha: :math:`\alpha`.
-        head_axis: The axis of the heads in these kernels.
+        alpha: :math:`\alpha`, the exponent of a kernel's factor.
+        head_axis: The axis of the heads in the kernels.
 
     Raises:
-        ValueError: In use, if a path isn't the path of a leaf, or the head axis of a kernel has
-            another length.
+        ValueError: In use, if a path isn't the path of a leaf, or if the number of maxima isn't the
+            number of heads.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -53,12 +52,12 @@ class qk_clip(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, *, max_logits: Any, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Return updates that also shrink the kernels of large logits."""
+        """Return updates that also scale down the kernels of heads with large logits."""
         pairs, treedef = leaves_with_names(updates)
-        missing = sorted(max_logits.keys() - {name for name, _ in pairs})
-        if missing:
+        unknown = sorted(max_logits.keys() - {name for name, _ in pairs})
+        if unknown:
             raise ValueError(
-                f"{where()}max_logits has the path {missing[0]!r}, expected paths of params: "
+                f"{where()}max_logits has the path {unknown[0]!r}, expected paths of params: "
                 f"{', '.join(repr(name) for name, _ in pairs)}."
             )
         leaves = treedef.flatten_up_to(params)
@@ -68,17 +67,17 @@ class qk_clip(Transformation):
         ]
         return treedef.unflatten(new), state
 
-    def _clip_leaf(self, name: str, u: Any, p: Any, top: jax.Array) -> jax.Array:
+    def _clip_leaf(self, name: str, u: Any, p: Any, maxima: jax.Array) -> jax.Array:
         axis = self.head_axis % max(u.ndim, 1)
-        if not -u.ndim <= self.head_axis < u.ndim or top.shape != u.shape[axis : axis + 1]:
+        if not -u.ndim <= self.head_axis < u.ndim or maxima.shape != u.shape[axis : axis + 1]:
             raise ValueError(
-                f"{where()}max_logits[{name!r}] has shape {top.shape}, and the leaf has shape "
-                f"{u.shape}: expected one maximum for each entry of axis {self.head_axis}. "
+                f"{where()}max_logits[{name!r}] has shape {maxima.shape}, and the leaf has shape "
+                f"{u.shape}, expected one maximum for each entry of axis {self.head_axis}. "
                 "Pass the head_axis of the kernels to qk_clip."
             )
         dtype = compute_dtype(u.dtype, p.dtype)
-        top, tau, alpha = (jnp.asarray(x).astype(dtype) for x in (top, self.tau, self.alpha))
-        # Heads whose logits are below tau have a factor of exactly 1.
-        factor = (tau / jnp.maximum(top, tau)) ** alpha
+        maxima, tau, alpha = (jnp.asarray(x).astype(dtype) for x in (maxima, self.tau, self.alpha))
+        # The factor is exactly 1 for heads whose logits are below tau.
+        factor = (tau / jnp.maximum(maxima, tau)) ** alpha
         p = p.astype(dtype)
         return (p + u.astype(dtype)) * jnp.expand_dims(factor, range(1, u.ndim - axis)) - p

@@ -1,4 +1,4 @@
-"""Recipes: optimizers as functions of a learning rate, and their shared arithmetic."""
+"""Recipes (functions that build optimizers), and arithmetic shared by optimizers."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ _NOT_NEGATIVE = {"learning_rate", "weight_decay", "adam_learning_rate", "adam_we
 
 
 def recipe(fn: _Recipe) -> _Recipe:
-    """Decorate a recipe so that its error for an unknown argument names a similar argument.
+    """Decorate a recipe with checks of its arguments and with clear errors.
+
+    An error for an unknown argument suggests a similar argument, and an error of a member contains
+    the recipe's name.
 
     Args:
         fn: A function that returns an optimizer.
 
     Returns:
-        The same function, signature and documentation.
+        A function with the same signature and documentation.
     """
-    # `inspect.signature` is slow, and this runs when fnopt is imported.
+    # Not `inspect.signature`, which is slow, because this code runs when fnopt is imported.
     code = fn.__code__
     parameters = code.co_varnames[: code.co_argcount]
     flags = {name for name, kind in fn.__annotations__.items() if kind == "bool"}
 
     @functools.wraps(fn)
     def make(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
-        _check_arguments(fn.__name__, given, flags)
+        arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        _check_arguments(fn.__name__, arguments, flags)
         try:
-            # The error of a member names its recipe: `sgd > trace: decay`.
+            # The error of a member contains the recipe's name: `sgd > trace: decay`.
             with error_scope(fn.__name__):
                 return fn(*args, **kwargs)
         except TypeError:
@@ -51,72 +54,71 @@ def recipe(fn: _Recipe) -> _Recipe:
         raise TypeError(message)
 
     for method in ("init", "update"):
-        setattr(make, method, functools.partial(_refuse, fn.__name__, method))
+        setattr(make, method, functools.partial(_raise_not_called, fn.__name__, method))
     return make  # pyright: ignore[reportReturnType]
 
 
-def _refuse(recipe: str, method: str, *_: Any, **__: Any) -> None:
+def _raise_not_called(recipe: str, method: str, *_: Any, **__: Any) -> None:
     """Raise the error for `fnopt.adam.init(params)`, which uses a recipe as an optimizer."""
     raise TypeError(
-        f"{recipe}.{method}: {recipe} is a function that makes an optimizer. "
+        f"{recipe}.{method}: {recipe} is a function, expected the optimizer that it returns. "
         f"Call it first: tx = {recipe}(...), then tx.{method}(...)."
     )
 
 
-def _check_arguments(recipe: str, given: dict[str, Any], flags: set[str]) -> None:
+def _check_arguments(recipe: str, arguments: dict[str, Any], flags: set[str]) -> None:
     """Check the signs of numbers and the types of flags, including flags without effect."""
-    for name in _NOT_NEGATIVE & given.keys():
-        value = as_number(given[name])
+    for name in _NOT_NEGATIVE & arguments.keys():
+        value = as_number(arguments[name])
         # A traced number has no value yet.
-        is_known = isinstance(value, (float, jax.Array)) and not isinstance(value, Tracer)
-        if is_known and np.any(np.asarray(value) < 0):
-            raise ValueError(f"{recipe}: {name} = {given[name]}, expected {name} >= 0.")
-    for name in flags & given.keys():
-        if not isinstance(given[name], (bool, np.bool_)):
-            raise TypeError(f"{recipe}: {name} = {given[name]!r}, expected True or False.")
+        is_concrete = isinstance(value, (float, jax.Array)) and not isinstance(value, Tracer)
+        if is_concrete and np.any(np.asarray(value) < 0):
+            raise ValueError(f"{recipe}: {name} = {arguments[name]}, expected {name} >= 0.")
+    for name in flags & arguments.keys():
+        if not isinstance(arguments[name], (bool, np.bool_)):
+            raise TypeError(f"{recipe}: {name} = {arguments[name]!r}, expected True or False.")
 
 
 def descend(
     direction: Transformation, learning_rate: Any, weight_decay: Any = None, mask: Any = None
 ) -> Chain:
     """Chain a direction, decoupled weight decay unless it is None, and the learning rate."""
-    # The decay comes after the direction and before the learning rate: it is decoupled (Loshchilov
-    # and Hutter, 2019).
+    # Decoupled weight decay comes after the direction and before the learning rate (Loshchilov and
+    # Hutter, 2019).
     decay = () if weight_decay is None else (add_decayed_weights(weight_decay, mask),)
     return chain(direction, *decay, scale_by_learning_rate(learning_rate))
 
 
 def as_betas(recipe: str, betas: Any) -> tuple[Any, Any]:
-    """Convert the two decays of a recipe that takes them as a pair."""
+    """Check a pair of decay rates."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"{recipe}: betas = {betas!r}, expected a pair such as (0.9, 0.999).")
     return betas[0], betas[1]
 
 
-def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
-    """Clip the modulus of elements to `most`; complex elements keep their phase."""
+def clip_modulus(x: jax.Array, limit: jax.Array) -> jax.Array:
+    """Clip the modulus of elements to `limit`; complex elements keep their phase."""
     if not jnp.iscomplexobj(x):
-        return jnp.clip(x, -most, most)
+        return jnp.clip(x, -limit, limit)
     modulus = jnp.abs(x)
-    # Where the modulus is 0 the quotient is not used, but its derivative would be NaN.
-    is_long = modulus > most
-    return jnp.where(
-        is_long, x * (most / jnp.where(is_long, modulus, sharded_full_like(modulus, 1))), x
-    )
+    is_clipped = modulus > limit
+    # The derivative of the quotient would be NaN at a modulus of 0, even if unselected.
+    divisor = jnp.where(is_clipped, modulus, sharded_full_like(modulus, 1))
+    return jnp.where(is_clipped, x * (limit / divisor), x)
 
 
 def write_after(new: jax.Array, reader: jax.Array) -> jax.Array:
-    """Return the new value of a slot, written after `reader`, an array made from the old value.
+    """Return the new value of a slot, which XLA writes after it has computed `reader`.
 
-    XLA writes a donated slot in place only if all loops that read the old value run earlier. A
-    `select` enforces this order and reads `reader` once; otherwise XLA copies the slot.
+    XLA overwrites a donated slot in place only if all loops that read the old value run earlier.
+    Otherwise XLA copies the slot. The `select` enforces this order with one read of `reader`.
 
     Args:
-        new: The new value.
-        reader: An array of the same shape.
+        new: The new value of the slot.
+        reader: An array of the same shape, computed from the old value.
 
     Returns:
         `new`, but NaN where `reader` is NaN.
     """
-    unknown = reader if reader.dtype == new.dtype else sharded_full_like(new, jnp.nan)
-    return lax.select(lax.ne(reader, reader), unknown, new)
+    nan = reader if reader.dtype == new.dtype else sharded_full_like(new, jnp.nan)
+    return lax.select(lax.ne(reader, reader), nan, new)

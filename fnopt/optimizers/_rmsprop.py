@@ -1,4 +1,4 @@
-"""RMSProp: scaling by a running root mean square, uncentered or centered."""
+"""RMSProp: division by a running root mean square, uncentered or centered."""
 
 from __future__ import annotations
 
@@ -14,14 +14,25 @@ from fnopt.transforms import Chain, chain, scale_by_learning_rate, trace
 
 
 class ScaleByRmsState(NamedTuple):
-    """Step count (None without bias correction), and the average of the squared gradient."""
+    r"""State of `scale_by_rms`.
+
+    Attributes:
+        count: :math:`t`, the number of steps; None without bias correction.
+        nu: :math:`\nu_t`, the moving average of the squared gradient.
+    """
 
     count: jax.Array | None
     nu: RealSlot
 
 
 class ScaleByStddevState(NamedTuple):
-    """Step count (None without bias correction), averages of the gradient and its square."""
+    r"""State of `scale_by_stddev`.
+
+    Attributes:
+        count: :math:`t`, the number of steps; None without bias correction.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: :math:`\nu_t`, the moving average of the squared gradient.
+    """
 
     count: jax.Array | None
     mu: Slot
@@ -29,7 +40,7 @@ class ScaleByStddevState(NamedTuple):
 
 
 class _RunningMeanSquare(Leafwise):
-    """The fields, and the initial value, of a running mean square."""
+    """Base class of `scale_by_rms` and `scale_by_stddev`."""
 
     fill: ClassVar[Any] = {"nu": "initial_scale"}
 
@@ -41,17 +52,17 @@ class _RunningMeanSquare(Leafwise):
 
     @property
     def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether there is a bias correction."""
+        """Whether the averages are bias-corrected."""
         return self.bias_correction
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weight of the new square, and the bias correction, if requested."""
-        unseen = 1 / bias_correction(h.decay, t) if self.bias_correction else 1.0
-        return {"gain": 1 - h.decay, "unseen": unseen}
+        """Averaging weight of the new gradient, and the bias correction."""
+        correction = 1 / bias_correction(h.decay, t) if self.bias_correction else 1.0
+        return {"gain": 1 - h.decay, "correction": correction}
 
     def divisor(self, h: Any, variance: jax.Array) -> jax.Array:
-        """The root of a variance, with the epsilon under the root or added to the root."""
-        # Epsilon is under the root as in TensorFlow and optax, or outside it as in PyTorch.
+        """Square root of a variance, with epsilon inside or outside the root."""
+        # Inside the root as in TensorFlow and optax, or outside as in PyTorch.
         if self.eps_in_sqrt:
             return positive_root(variance + h.eps)
         return positive_root(variance) + h.eps
@@ -64,10 +75,10 @@ class scale_by_rms(_RunningMeanSquare):
               u_t = \frac{g_t}{\sqrt{\nu_t + \epsilon}}
 
     Args:
-        decay: :math:`\beta`.
+        decay: :math:`\beta`, decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`. With 0, an element whose gradients were all zero has a zero update.
-        initial_scale: :math:`\nu_0`.
-        eps_in_sqrt: Whether epsilon is added under the root; otherwise it is added to the root.
+        initial_scale: :math:`\nu_0`, the initial average.
+        eps_in_sqrt: Whether to add epsilon inside the square root; otherwise outside.
         bias_correction: Whether to divide :math:`\nu_t` by :math:`1 - \beta^t`.
 
     Example:
@@ -84,27 +95,27 @@ class scale_by_rms(_RunningMeanSquare):
 
     def leaf(self, h: Any, g: Any, nu: Any) -> Any:
         nu = ema(nu, squared_modulus(g), h.decay, h.gain)
-        # A product with 1.0 would cost an operation per element.
-        variance = h.unseen * nu if self.bias_correction else nu
+        # Without bias correction, the product with 1.0 would cost one operation per element.
+        variance = h.correction * nu if self.bias_correction else nu
         return g / self.divisor(h, variance), nu
 
 
 class scale_by_stddev(_RunningMeanSquare):
-    r"""Divide the gradient by its running standard deviation (centered root mean square).
+    r"""Divide the gradient by its running standard deviation.
 
     .. math::
         \mu_t &= \beta \mu_{t-1} + (1-\beta)\, g_t, \qquad
         \nu_t = \beta \nu_{t-1} + (1-\beta)\, |g_t|^2 \\
         u_t &= \frac{g_t}{\sqrt{\nu_t - |\mu_t|^2 + \epsilon}}
 
-    The variance is clipped to zero from below, because rounding makes the difference negative for
-    an almost constant gradient.
+    Negative values of :math:`\nu_t - |\mu_t|^2`, which are rounding errors, are replaced by 0.
 
     Args:
-        decay: :math:`\beta`.
-        eps: :math:`\epsilon`. With 0, an element whose gradient never changes passes unscaled.
-        initial_scale: :math:`\nu_0`.
-        eps_in_sqrt: Whether epsilon is added under the root; otherwise it is added to the root.
+        decay: :math:`\beta`, decay rate of both moving averages.
+        eps: :math:`\epsilon`. It should be positive, because the variance of an element whose
+            gradient doesn't change is zero.
+        initial_scale: :math:`\nu_0`, the initial average of the squared gradient.
+        eps_in_sqrt: Whether to add epsilon inside the square root; otherwise outside.
         bias_correction: Whether to divide both averages by :math:`1 - \beta^t`.
 
     Example:
@@ -123,7 +134,7 @@ class scale_by_stddev(_RunningMeanSquare):
         mu = ema(mu, g, h.decay, h.gain)
         nu = ema(nu, squared_modulus(g), h.decay, h.gain)
         # For a nearly constant gradient, rounding can make the difference negative.
-        variance = jnp.maximum(h.unseen * nu - squared_modulus(h.unseen * mu), 0)
+        variance = jnp.maximum(h.correction * nu - squared_modulus(h.correction * mu), 0)
         return g / self.divisor(h, variance), mu, nu
 
 
@@ -139,27 +150,28 @@ def rmsprop(
     nesterov: bool = False,
     bias_correction: bool = False,
 ) -> Chain:
-    r"""RMSProp: the gradient over its running root mean square.
+    r"""RMSProp: steps along the gradient over its running root mean square.
 
     .. math:: \nu_t = \beta \nu_{t-1} + (1-\beta)\, |g_t|^2, \qquad
               u_t = -\eta_t\, \frac{g_t}{\sqrt{\nu_t + \epsilon}}
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        decay: :math:`\beta`.
+        decay: :math:`\beta`, decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`.
-        initial_scale: :math:`\nu_0`.
-        eps_in_sqrt: Whether epsilon is added under the root; otherwise epsilon is added to the
-            root, as in PyTorch.
-        centered: Whether to subtract the mean: :math:`\nu_t - |\mu_t|^2` instead of :math:`\nu_t`.
-        momentum: Decay of a sum of the updates. None means no momentum and no momentum slot.
+        initial_scale: :math:`\nu_0`, the initial average.
+        eps_in_sqrt: Whether to add epsilon inside the square root; otherwise outside, as in
+            PyTorch.
+        centered: Whether to use the variance :math:`\nu_t - |\mu_t|^2` instead of :math:`\nu_t`,
+            where :math:`\mu_t` is the moving average of the gradient.
+        momentum: The decay rate of a sum of the updates; None omits momentum and its slot.
         nesterov: Whether to use Nesterov momentum.
         bias_correction: Whether to divide the averages by :math:`1 - \beta^t`.
 
     Returns:
         A chain of `scale_by_rms` (or `scale_by_stddev`), `scale_by_learning_rate` and, with
-        momentum, `trace`. The momentum sums scaled steps, as in TensorFlow and optax. The slots are
-        `nu`, `mu` if centered, and `trace`.
+        momentum, `trace`. Momentum sums scaled steps, as in TensorFlow and optax. The slots are
+        `nu`, `mu` (if centered) and `trace` (with momentum).
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -170,12 +182,12 @@ def rmsprop(
         {'w': Array([0., 0.], dtype=float32)}
 
     Reference:
-        Tieleman and Hinton, 2012, lecture 6.5; Graves, 2013, arXiv:1308.0850 (centred).
+        Tieleman and Hinton, 2012, lecture 6.5; Graves, 2013, arXiv:1308.0850 (centered).
     """
     direction = scale_by_stddev if centered else scale_by_rms
     parts = [
         direction(decay, eps, initial_scale, eps_in_sqrt, bias_correction),
         scale_by_learning_rate(learning_rate),
     ]
-    # Momentum sums scaled steps, as in optax; PyTorch scales the sum.
+    # Momentum sums scaled steps, as in optax; PyTorch scales the sum of unscaled steps.
     return chain(*parts) if momentum is None else chain(*parts, trace(momentum, nesterov))

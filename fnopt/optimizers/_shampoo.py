@@ -1,4 +1,4 @@
-"""Shampoo: gradients preconditioned by inverse roots of their mean outer products."""
+"""Shampoo: gradients preconditioned by inverse roots of their averaged outer products."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from fnopt.transforms import partition
 
 
 class ScaleByShampooState(NamedTuple):
-    """Step count, averages, and for every matrix or block two factors and their inverse roots.
+    r"""State of `scale_by_shampoo`.
 
     Attributes:
-        count: Number of steps.
-        mu: The mean gradient.
-        nu: The mean square, for grafting Adam's length; None for other grafting.
-        factors: The means (or sums) of `G G^T` and `G^T G`; the shorter side first.
-        roots: The inverse roots of the factors.
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: Adam's moving average of the squared gradient; None unless Adam's length is grafted.
+        factors: :math:`L_t` and :math:`R_t` of every block; the shorter side first.
+        roots: :math:`\hat L_t^{-e}` and :math:`\hat R_t^{-e}`, the inverse roots of the factors.
     """
 
     count: jax.Array
@@ -57,7 +57,7 @@ class ScaleByShampooState(NamedTuple):
 
 
 class scale_by_shampoo(Matrixwise):
-    r"""Multiply mean gradients by inverse roots of their mean outer products on both sides.
+    r"""Multiply averaged gradients by inverse roots of their averaged outer products.
 
     .. math::
         L_t &= \beta_2 L_{t-1} + (1-\beta_2)\, G_t G_t^\top, \qquad
@@ -65,25 +65,27 @@ class scale_by_shampoo(Matrixwise):
         u_t &= \frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t, \qquad
         v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
 
-    where :math:`d_t` is the step of another method, which determines the step length (grafting).
-    The roots are computed every `precondition_frequency` steps by eigendecompositions, batched over
-    matrices of one shape. Sides longer than a block are split into parts of nearly equal size.
+    where :math:`d_t` is the step of another method, which determines the step length (grafting),
+    and :math:`\hat\mu_t`, :math:`\hat L_t` and :math:`\hat R_t` are bias-corrected. The roots are
+    computed every `precondition_frequency` steps by eigendecompositions, batched over matrices of
+    one shape. Sides longer than `block_size` are split into parts of nearly equal size.
 
-    For a matrix `[m, n]`, the state has `m n` numbers (`2 m n` with Adam's length) and
-    `2 (m^2 + n^2)` for factors and roots, fewer with blocks. A non-finite gradient changes
-    neither the factors nor the roots.
+    For a matrix `[m, n]`, the state has `m n` numbers (`2 m n` with Adam's length), and `2 (m^2 +
+    n^2)` numbers for factors and roots, fewer with blocks. A non-finite gradient changes neither
+    factors nor roots.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: :math:`\beta_2`, decay of the factors; 1 gives the sums of the first paper.
+        b2: :math:`\beta_2`, decay rate of the factors. With 1, factors are sums, as in the first
+            paper.
         eps: A constant added to eigenvalues, relative to the largest eigenvalue.
-        exponent: :math:`e`; 1/4 in the first paper, 1/2 follows from the theory of 2024.
+        exponent: :math:`e`: 1/4 in the first paper; the theory of 2024 implies 1/2.
         precondition_frequency: The number of steps between two updates of the roots.
-        block_size: The longest side of a block; None uses whole matrices.
-        grafting: The method whose step length is used: `'adam'`, `'sgd'` (the mean gradient) or
-            `'none'`.
-        graft_b2: Adam's decay of the mean square.
-        graft_eps: Added to Adam's root.
+        block_size: The longest side of a block; None doesn't split matrices.
+        grafting: The method that determines the step length: `'adam'`, `'sgd'` (the averaged
+            gradient) or `'none'`.
+        graft_b2: Adam's decay rate of the averaged squared gradient, for grafting.
+        graft_eps: Adam's constant added outside the square root, for grafting.
         mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
@@ -118,15 +120,15 @@ class scale_by_shampoo(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def layouts(self, tree: Any) -> list[MatrixLayout]:
-        """The layouts of the matrices, split into blocks."""
+        """Return the layouts of the matrices, split into blocks."""
         return [layout.in_blocks(self.block_size) for layout in super().layouts(tree)]
 
     def unused(self) -> frozenset[str]:
-        """The mean squares, unless Adam's length is grafted."""
+        """Return the slot `nu`, unless Adam's length is grafted."""
         return frozenset() if self.grafting == "adam" else frozenset({"nu"})
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
-        """Return zeros for the factors, identities for the roots."""
+        """Return zero factors, and identity matrices as roots."""
         return sides(identities if slot == "roots" else zeros, shape, dtype)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
@@ -135,35 +137,37 @@ class scale_by_shampoo(Matrixwise):
         g = clip_squarable(g, max(g.shape))
         new = {"mu": ema(slots.mu, g, h.b1)}
         mean = new["mu"] / bias_correction(h.b1, t)
-        is_mean, one = h.b2 < 1, jnp.ones_like(h.b2)
-        gain = jnp.where(is_mean, 1 - h.b2, one)
+        # With b2 = 1, factors are sums, with weight 1 and without bias correction.
+        is_average, one = h.b2 < 1, jnp.ones_like(h.b2)
+        gain = jnp.where(is_average, 1 - h.b2, one)
         factors = new["factors"] = update_factors(slots.factors, g, h.b2, gain)
-        seen = jnp.where(is_mean, bias_correction(h.b2, t), one)
+        correction = jnp.where(is_average, bias_correction(h.b2, t), one)
 
-        def new_root(factor: Any, old: Any) -> Any:
-            # A NaN in a root would stay in the state until the next refresh.
-            return only_finite(inverse_root(factor / seen, h.eps, h.exponent), old)
+        def compute_root(factor: Any, old: Any) -> Any:
+            # A root that is NaN would make all updates NaN until the next refresh.
+            return only_finite(inverse_root(factor / correction, h.eps, h.exponent), old)
 
-        due = count % self.precondition_frequency == 0
-        # A select instead of `cond` would compute the eigendecompositions in every step.
+        is_due = count % self.precondition_frequency == 0
+        # `select` instead of `cond` would compute the eigendecompositions in every step.
         roots = new["roots"] = jax.lax.cond(
-            due,
-            lambda *x: map_sides(sequential(new_root), *x),
+            is_due,
+            lambda *x: map_sides(sequential(compute_root), *x),
             lambda _, old: old,
             factors,
             slots.roots,
         )
-        # Roots and gradients may both be large, and their product too large.
-        unit = largest_entry(mean)
-        u = matmul(matmul(roots[0], mean / unit), roots[1])
+        # The gradient is scaled to entries of at most 1, because its product with large roots could
+        # overflow.
+        scale = largest_entry(mean)
+        u = matmul(matmul(roots[0], mean / scale), roots[1])
         if self.grafting == "none":
-            return u * unit, new
-        whose = mean
+            return u * scale, new
+        grafted = mean
         if self.grafting == "adam":
             new["nu"] = ema(slots.nu, jnp.square(g), h.graft_b2)
-            seen_by_adam = bias_correction(h.graft_b2, t)
-            whose = mean / (positive_root(new["nu"] / seen_by_adam) + h.graft_eps)
-        return u * (frobenius_norm(whose) / nonzero(frobenius_norm(u))), new
+            nu_correction = bias_correction(h.graft_b2, t)
+            grafted = mean / (positive_root(new["nu"] / nu_correction) + h.graft_eps)
+        return u * (frobenius_norm(grafted) / nonzero(frobenius_norm(u))), new
 
 
 @recipe
@@ -183,15 +187,15 @@ def shampoo(
     .. math:: u_t = -\eta_t \left(\frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t + \lambda_t\,
               \theta_t\right), \qquad v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
 
-    See `scale_by_shampoo`, also for the size of its state. With Adam's step length, learning rates
-    of Adam are suitable.
+    with the step :math:`d_t` of Adam. `scale_by_shampoo` defines the other symbols and describes
+    the size of the state. Since steps have Adam's length, learning rates for Adam are suitable.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay of the factors; 1 gives sums.
+        b2: :math:`\beta_2`, decay rate of the factors; with 1, factors are sums.
         eps: A constant added to eigenvalues, relative to the largest eigenvalue.
-        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
+        weight_decay: :math:`\lambda` of the matrices, a number, a `Schedule` or a transform.
         precondition_frequency: The number of steps between two updates of the roots.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
         others: The optimizer of the other leaves; None uses `adam` with the same learning rate.

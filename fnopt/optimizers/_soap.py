@@ -37,15 +37,15 @@ from fnopt.transforms import partition
 
 
 class ScaleBySoapState(NamedTuple):
-    """Step count, Adam's averages, and for every matrix two factors and their bases.
+    r"""State of `scale_by_soap`.
 
     Attributes:
-        count: Number of steps.
-        mu: The mean gradient, in the axes of the params.
-        nu: The mean square, in the bases.
-        factors: For every matrix the means of `G G^T` and `G^T G`; the shorter side first, None for
-            a side that is not rotated.
-        bases: The factors' eigenvectors, in columns.
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient, not rotated.
+        nu: :math:`\nu_t`, the moving average of the squared rotated gradient.
+        factors: :math:`L_t` and :math:`R_t` of every matrix, the shorter side first; None for a
+            side that isn't rotated.
+        bases: :math:`Q_L` and :math:`Q_R`, the factors' eigenvectors as columns.
     """
 
     count: jax.Array
@@ -56,11 +56,7 @@ class ScaleBySoapState(NamedTuple):
 
 
 class scale_by_soap(Matrixwise):
-    r"""Adam in the eigenbases of the mean outer products of the gradient's rows and columns.
-
-    Derivatives through the updates are correct if the factors have simple eigenvalues. If
-    eigenvalues are equal (gradients of low rank, and the longer side of the first gradient), the
-    method has no derivative, and the basis of an eigenspace is treated as a constant.
+    r"""Adam in the eigenbases of the averaged outer products of a gradient's rows and columns.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, G_t, \qquad
@@ -69,25 +65,33 @@ class scale_by_soap(Matrixwise):
         L_t &= \beta L_{t-1} + (1-\beta)\, G_t G_t^\top, \qquad
         R_t = \beta R_{t-1} + (1-\beta)\, G_t^\top G_t
 
+    where :math:`\hat\mu_t` and :math:`\hat\nu_t` are bias-corrected as in Adam.
+
     The first step only initializes the factors. Its update is zero, because the bases would depend
     on the gradient that they transform. Then the bases are refreshed every `precondition_frequency`
     steps by one power iteration and a QR factorization. Matrices of one shape are batched. A step
     without refresh computes no factorization.
 
-    For a matrix `[m, n]`, the state has `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the
-    rotated sides. A non-finite gradient doesn't change factors and bases, but makes the averages
-    NaN, as in Adam: wrap the optimizer in `apply_if_finite`.
+    For a matrix `[m, n]`, the state has `2 m n` numbers for Adam, and `2 (m^2 + n^2)` numbers for
+    factors and bases. A non-finite gradient makes the averages NaN, as in Adam, but doesn't change
+    factors and bases. To skip such steps, wrap the optimizer in `apply_if_finite`.
+
+    Derivatives through the updates are correct if the factors have simple eigenvalues. If
+    eigenvalues are equal (for gradients of low rank, and for the longer side of the first
+    gradient), the method has no derivative, and the basis of an eigenspace is treated as a
+    constant.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: :math:`\epsilon`, added to the root of the mean square, not bias-corrected.
-        shampoo_beta: :math:`\beta`, decay of the factors; None uses the decay of the mean square.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the average of the squared rotated gradient.
+        eps: :math:`\epsilon`, added to :math:`\sqrt{\nu_t}` before the bias correction, as in the
+            authors' code.
+        shampoo_beta: :math:`\beta`, decay rate of the factors; None uses :math:`\beta_2`.
         precondition_frequency: The number of steps between two refreshes of the bases.
-        max_precond_dim: The longest side that is rotated; a matrix with two longer sides is updated
+        max_precond_dim: The longest side that is rotated. A matrix with two longer sides is updated
             as in Adam.
         one_sided: Whether to rotate only the shorter side.
-        normalize_grads: Whether to divide updates by their root mean square.
+        normalize_grads: Whether to divide the updates of each matrix by their root mean square.
         mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
@@ -121,22 +125,23 @@ class scale_by_soap(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
-        """Return zeros for the factors, and identity matrices for the bases."""
+        """Return zero factors, and identity matrices as bases."""
         fits = [n <= self.max_precond_dim for n in shape[1:]]
-        chosen = fits[0], fits[1] and not self.one_sided
-        return sides(identities if slot == "bases" else zeros, shape, dtype, chosen)
+        is_rotated = fits[0], fits[1] and not self.one_sided
+        return sides(identities if slot == "bases" else zeros, shape, dtype, is_rotated)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         # An infinite square of a finite gradient would stay infinite in the averages.
-        first, g = count == 0, clip_squarable(g, g.shape[1] * g.shape[2])
-        t = jnp.maximum(count, jnp.ones_like(count))  # number of Adam's steps, including this step
-        mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
-        nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotate(g, slots.bases)), h.b2))
+        is_first, g = count == 0, clip_squarable(g, g.shape[1] * g.shape[2])
+        # Adam's step number: the first step only initializes the factors.
+        t = jnp.maximum(count, jnp.ones_like(count))
+        mu = jnp.where(is_first, slots.mu, ema(slots.mu, g, h.b1))
+        nu = jnp.where(is_first, slots.nu, ema(slots.nu, jnp.square(rotate(g, slots.bases)), h.b2))
         u = zero_slope_at_zero(rotate(mu, slots.bases) / (positive_root(nu) + h.eps))
-        size = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
-        u = rotate_back(u, slots.bases) * size
+        correction = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
+        u = rotate_back(u, slots.bases) * correction
         if self.normalize_grads:
-            # The constant 1e-30 is from the authors' code.
+            # 1e-30 is from the authors' code.
             u = u / (1e-30 + jnp.sqrt(jnp.mean(jnp.square(u), axis=(1, 2), keepdims=True)))
         decay = h.b2 if h.shampoo_beta is None else h.shampoo_beta
         factors = update_factors(slots.factors, g, decay)
@@ -144,27 +149,26 @@ class scale_by_soap(Matrixwise):
             count, self.precondition_frequency, _power_iteration, factors, slots.bases, nu
         )
         new = {"mu": mu, "nu": nu, "factors": factors, "bases": bases}
-        return jnp.where(first, jnp.zeros_like(u), u), new
+        return jnp.where(is_first, jnp.zeros_like(u), u), new
 
 
 def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
-    """Update the bases by one power iteration; order bases and `nu` by eigenvalue."""
+    """Update the bases by one power iteration, with bases and `nu` sorted by eigenvalue."""
     new: list[Any] = []
     # On a CPU, concurrent batches of LAPACK calls can deadlock.
-    basis = sequential(orthonormal)
+    orthonormalize = sequential(orthonormal)
     for axis, (factor, old) in enumerate(zip(factors, bases, strict=True), 1):
         if factor is None:
             new.append(None)
             continue
-        # One step of orthogonal iteration: factors change slowly, so the last bases are a good
-        # initial guess.
+        # One step of orthogonal iteration is enough, because factors change slowly.
         product = matmul(factor, old)
-        # Sorted by their Rayleigh quotients.
+        # Sort by Rayleigh quotients: QR converges to eigenvectors in decreasing order.
         order = jnp.argsort(-jnp.sum(old * product, axis=1), axis=1)
         nu = jnp.take_along_axis(nu, order[:, :, None] if axis == 1 else order[:, None, :], axis)
         product = jnp.take_along_axis(product, order[:, None, :], axis=2)
         old = jnp.take_along_axis(old, order[:, None, :], axis=2)
-        new.append(basis(product, old))
+        new.append(orthonormalize(product, old))
     return (new[0], new[1]), nu
 
 
@@ -185,15 +189,15 @@ def soap(
     .. math:: u_t = -\eta_t \left(Q_L\, \frac{Q_L^\top \hat\mu_t Q_R}{\sqrt{\hat\nu_t} + \epsilon}\,
               Q_R^\top + \lambda_t\, \theta_t\right)
 
-    See `scale_by_soap`, also for the size of its state. Weight decay is decoupled as in AdamW; the
-    authors' code decays the parameters after the step.
+    `scale_by_soap` defines the bases and averages, and describes the size of the state. Weight
+    decay is decoupled as in AdamW; the authors' code applies weight decay after the step.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; the authors use 3e-3.
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay of the mean square.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the average of the squared rotated gradient.
         eps: :math:`\epsilon`, added outside the square root.
-        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
+        weight_decay: :math:`\lambda` of the matrices, a number, a `Schedule` or a transform.
         precondition_frequency: The number of steps between two refreshes of the bases.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
         others: The optimizer of the other leaves; None uses `adam` with the same learning rate.

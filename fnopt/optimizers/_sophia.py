@@ -1,4 +1,4 @@
-"""Sophia: momentum over an estimate of the Hessian's diagonal."""
+"""Sophia: momentum divided by an estimate of the Hessian's diagonal."""
 
 from __future__ import annotations
 
@@ -27,21 +27,25 @@ from fnopt.transforms import Chain
 
 
 class HutchinsonState(NamedTuple):
-    """The number of estimates made; it and the seed determine the signs of an estimate."""
+    """State of `hutchinson_estimator_diag_hessian`.
+
+    Attributes:
+        count: Number of estimates. The seed and the count determine the random signs.
+    """
 
     count: jax.Array
 
 
 class hutchinson_estimator_diag_hessian(Transformation):
-    r"""Replace the updates by an estimate of the Hessian's diagonal.
+    r"""Replace updates by an estimate of the diagonal of the Hessian.
 
     .. math:: \hat h = z \odot (H z), \qquad z_i = \pm 1
 
-    An estimate costs about two gradients. `update` needs the loss as a function of the parameters
-    alone, as the extra argument `obj_fn`.
+    with the Hessian :math:`H` and random signs :math:`z`. An estimate costs about two gradients.
+    `update` needs the loss as a function of the parameters alone, as the extra argument `obj_fn`.
 
     Args:
-        random_seed: An integer, the seed of the signs.
+        random_seed: The integer seed of the signs.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -70,8 +74,7 @@ class hutchinson_estimator_diag_hessian(Transformation):
     ) -> tuple[Any, HutchinsonState]:
         """Return the estimate; the updates are ignored."""
         check_inexact(params, "params")
-        # The key depends on the seed and the count only, so that a restored run draws the same
-        # signs.
+        # The key depends only on the seed and the count, so a restored run samples the same signs.
         key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
         leaves, treedef = jax.tree.flatten(params)
         signs = treedef.unflatten(
@@ -88,7 +91,14 @@ class hutchinson_estimator_diag_hessian(Transformation):
 
 
 class ScaleBySophiaState(NamedTuple):
-    """Step count, averages of the gradient and the curvature, and state of the estimator."""
+    r"""State of `scale_by_sophia`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: :math:`\nu_t`, the moving average of the estimated Hessian diagonal.
+        hessian_fn_state: The state of the estimator.
+    """
 
     count: jax.Array
     mu: Slot
@@ -97,7 +107,7 @@ class ScaleBySophiaState(NamedTuple):
 
 
 class scale_by_sophia(Transformation):
-    r"""Divide the mean gradient by the curvature, and clip the quotient.
+    r"""Divide the averaged gradient by the averaged Hessian diagonal, and clip the quotient.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -105,21 +115,23 @@ class scale_by_sophia(Transformation):
         c\right) \\
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \hat h_t \quad \text{every } k \text{ steps}
 
-    The paper divides by :math:`\nu_t`, and doesn't bias-correct the mean. In fnopt, a step uses the
-    previous curvature, and the first step consists of signs. Non-finite elements of an estimate
-    don't change :math:`\nu`. A non-finite gradient makes the mean NaN, as in Adam: wrap the
-    optimizer in `apply_if_finite`.
+    where :math:`\hat h_t` is the estimated diagonal, and :math:`\hat\mu_t` is bias-corrected as in
+    Adam. The paper divides by :math:`\nu_t`, without bias correction. In fnopt, a step uses the
+    previous average :math:`\nu_{t-1}`, so the first update consists of signs. Non-finite elements
+    of an estimate don't change :math:`\nu`. A non-finite gradient makes :math:`\mu` NaN, as in
+    Adam. To skip such steps, wrap the optimizer in `apply_if_finite`.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: :math:`\beta_2`, decay of the curvature.
-        eps: :math:`\epsilon`.
-        gamma: :math:`\gamma`; smaller values clip more elements.
-        clip_threshold: :math:`c`; None disables clipping.
-        update_interval: :math:`k`.
-        hessian_diagonal_fn: A transform that estimates the Hessian's diagonal; its `update`
-            receives the gradients, the params and all extra arguments. None uses
-            `hutchinson_estimator_diag_hessian()`, which needs `obj_fn` (Sophia-H);
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the estimates.
+        eps: :math:`\epsilon`, the lower bound of the divisor.
+        gamma: :math:`\gamma`, a factor of the divisor; with smaller values, more elements are
+            clipped.
+        clip_threshold: :math:`c`, the largest modulus of an element; None disables clipping.
+        update_interval: :math:`k`, the number of steps between two estimates.
+        hessian_diagonal_fn: A transform that estimates the Hessian's diagonal. The arguments of its
+            `update` are the gradients, the params and all extra arguments. None uses
+            `hutchinson_estimator_diag_hessian()`, which needs `obj_fn` (Sophia-H).
             `gauss_newton_bartlett_estimator_diag_hessian()` needs `logits_fn` (Sophia-G).
         mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
@@ -138,7 +150,7 @@ class scale_by_sophia(Transformation):
 
     needs_params = True
 
-    # The defaults of Liu et al. (2023): b1, b2, gamma and the interval of 10 steps.
+    # b1, b2, gamma and the interval are from Liu et al. (2023).
     b1: Scalar = hyper(default=0.965, ge=0, lt=1)
     b2: Scalar = hyper(default=0.99, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, gt=0)
@@ -151,12 +163,12 @@ class scale_by_sophia(Transformation):
     def __post_init__(self) -> None:
         estimator = self.hessian_diagonal_fn
         estimator = hutchinson_estimator_diag_hessian() if estimator is None else estimator
-        what = "scale_by_sophia: hessian_diagonal_fn"
-        self._set("hessian_diagonal_fn", as_transformation(estimator, what))
+        name = "scale_by_sophia: hessian_diagonal_fn"
+        self._set("hessian_diagonal_fn", as_transformation(estimator, name))
         super().__post_init__()
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The estimator."""
+        """Return the estimator."""
         inner = None if state is None else state.hessian_fn_state
         return (Member("hessian", self.hessian_diagonal_fn, inner),)
 
@@ -168,21 +180,21 @@ class scale_by_sophia(Transformation):
     def update(
         self, updates: Any, state: ScaleBySophiaState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleBySophiaState]:
-        """Step by the clipped quotient of mean gradient and previous curvature."""
+        """Return the clipped quotient; estimate the Hessian's diagonal if due."""
         count = safe_increment(state.count)
         numbers = {"b1": self.b1, "eps": self.eps, "gamma": self.gamma}
         if self.clip_threshold is not None:
-            numbers["most"] = self.clip_threshold
+            numbers["limit"] = self.clip_threshold
         # The correction is computed once; `map_leaves` casts it to the dtype of each leaf.
         b1 = jnp.asarray(self.b1, jnp.result_type(float))
-        numbers["seen"] = bias_correction(b1, count)
+        numbers["correction"] = bias_correction(b1, count)
 
         def step_leaf(h: Any, g: Any, mu: Any, nu: Any) -> Any:
             mu = ema(mu, g, h["b1"])
-            # Without positive curvature the quotient is clipped to a step along the sign, as in the
-            # paper.
-            u = (mu / h["seen"]) / jnp.maximum(h["gamma"] * nu, h["eps"])
-            return (clip_modulus(u, h["most"]) if "most" in h else u), mu, nu
+            # As in the paper, an element without positive curvature has the divisor eps, and is
+            # clipped to a step along the sign.
+            u = (mu / h["correction"]) / jnp.maximum(h["gamma"] * nu, h["eps"])
+            return (clip_modulus(u, h["limit"]) if "limit" in h else u), mu, nu
 
         new, mu, _ = map_leaves(
             step_leaf, updates, hyper=numbers, outputs=3, mu=state.mu, nu=state.nu
@@ -190,20 +202,22 @@ class scale_by_sophia(Transformation):
         estimator = self.hessian_diagonal_fn
 
         def estimate() -> tuple[Any, Any]:
-            found, inner = estimator.update(updates, state.hessian_fn_state, params, **extra_args)
+            diagonal, inner = estimator.update(
+                updates, state.hessian_fn_state, params, **extra_args
+            )
 
             def average(b2: Any, h: Any, nu: Any) -> Any:
                 new = ema(nu, jnp.real(h), b2)
-                # A non-finite `nu` would make all later steps 0.
+                # A non-finite average would stay non-finite, and all later steps would be 0 or NaN.
                 return h, jnp.where(jnp.isfinite(new), new, nu)
 
-            nu = map_leaves(average, found, hyper=self.b2, outputs=2, nu=state.nu)[1]
+            nu = map_leaves(average, diagonal, hyper=self.b2, outputs=2, nu=state.nu)[1]
             like = state.hessian_fn_state
             return nu, jax.tree.map(lambda x, y: x.astype(y.dtype), inner, like)
 
-        due = state.count % self.update_interval == 0
-        # A select instead of `cond` would estimate the Hessian in every step.
-        nu, inner = jax.lax.cond(due, estimate, lambda: (state.nu, state.hessian_fn_state))
+        is_due = state.count % self.update_interval == 0
+        # `select` instead of `cond` would estimate the diagonal in every step.
+        nu, inner = jax.lax.cond(is_due, estimate, lambda: (state.nu, state.hessian_fn_state))
         return new, ScaleBySophiaState(count, mu, nu, inner)
 
 
@@ -221,28 +235,31 @@ def sophia(
     hessian_diagonal_fn: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""Sophia: clipped steps of momentum over curvature.
+    r"""Sophia: clipped steps along the averaged gradient over the averaged Hessian diagonal.
 
     .. math:: u_t = -\eta_t \left(\operatorname{clip}\left(\frac{\hat\mu_t}
               {\max(\gamma\, \nu_{t-1},\, \epsilon)},\, c\right) + \lambda_t\, \theta_t\right)
 
+    `scale_by_sophia` defines the averages :math:`\hat\mu` and :math:`\nu`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay of the curvature.
-        eps: A lower bound of the divisor.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the average of the Hessian diagonal.
+        eps: :math:`\epsilon`, the lower bound of the divisor.
         weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
         weight_decay_mask: The leaves with weight decay; see `add_decayed_weights`. None means all
             leaves.
-        gamma: :math:`\gamma`; smaller values clip more elements.
-        clip_threshold: :math:`c`; None disables clipping.
-        update_interval: The number of steps between two estimates of the curvature.
-        hessian_diagonal_fn: The transform that estimates the curvature; see `scale_by_sophia`.
-        mu_dtype: Storage dtype of the mean.
+        gamma: :math:`\gamma`, a factor of the divisor; with smaller values, more elements are
+            clipped.
+        clip_threshold: :math:`c`, the largest modulus of an element; None disables clipping.
+        update_interval: The number of steps between two estimates of the Hessian diagonal.
+        hessian_diagonal_fn: The transform that estimates the diagonal; see `scale_by_sophia`.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_sophia`, `add_decayed_weights` and `scale_by_learning_rate`. With the
-        default estimator its `update` needs `obj_fn`, the loss as a function of the params.
+        default estimator, `update` needs `obj_fn`, the loss as a function of the params.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

@@ -1,4 +1,4 @@
-"""Orthogonal updates minus a multiple of their direction (Contra-Muon)."""
+"""Contra-Muon: orthogonal updates minus a multiple of the momentum."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from fnopt.transforms import Wrapper
 
 
 class subtract_direction(Wrapper):
-    r"""Subtract a multiple of the incoming direction from the updates of another transform.
+    r"""Subtract a multiple of the incoming direction from the updates of an inner transform.
 
     .. math:: v = \mathrm{inner}(g) - c\, \frac{g}{\sigma_1(g)}, \qquad
               u = \frac{\lVert \mathrm{inner}(g) \rVert}{\lVert v \rVert}\, v
 
-    Around `orthogonalize`, the transform is Contra-Muon. Singular directions near the largest
-    singular value have shorter updates than other directions. The norm of each matrix's update is
-    preserved. :math:`\sigma_1` is computed by power iterations, which begin with a vector of ones.
+    with the incoming direction :math:`g` of a matrix and its largest singular value
+    :math:`\sigma_1`. With `orthogonalize` as the inner transform, the method is Contra-Muon: the
+    update is shorter along singular vectors with large singular values. The norm of each matrix's
+    update is preserved. :math:`\sigma_1` is computed by power iterations that start from a vector
+    of ones.
 
     Args:
-        inner: The transform, which receives the same direction :math:`g`.
-        strength: :math:`c`; the authors use 0.2.
-        power_steps: The number of power iterations.
+        inner: The inner transform, which is also applied to :math:`g`.
+        strength: :math:`c`, the multiple; the authors use 0.2.
+        power_steps: The number of power iterations for :math:`\sigma_1`.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
@@ -62,7 +64,7 @@ class subtract_direction(Wrapper):
 
 
 class _Subtract(Matrixwise):
-    """The formula of `subtract_direction`, with the direction in place of the params."""
+    """Formula of `subtract_direction`; `slots.params` is the incoming direction."""
 
     needs_params = True
     wide = False
@@ -74,12 +76,12 @@ class _Subtract(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         direction = slots.params / nonzero(_spectral_norm(slots.params, self.power_steps))
-        less = g - h.strength * direction
-        return less * (frobenius_norm(g) / nonzero(frobenius_norm(less))), {}
+        v = g - h.strength * direction
+        return v * (frobenius_norm(g) / nonzero(frobenius_norm(v))), {}
 
 
 def _spectral_norm(x: jax.Array, steps: int) -> jax.Array:
-    """The largest singular values of matrices by power iterations, `[k, 1, 1]`."""
+    """Estimate the largest singular values of matrices by power iterations, `[k, 1, 1]`."""
     v = jnp.ones((len(x), x.shape[1], 1), x.dtype)
     v = v / frobenius_norm(v)
     for _ in range(steps):

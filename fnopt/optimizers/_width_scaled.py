@@ -1,4 +1,4 @@
-"""Learning rates that transfer from a narrow model to a wide model (muP)."""
+"""Learning rates that transfer from a narrow to a wide model (muP)."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from fnopt.transforms import Chain, chain, partition, scale
 def width_scaled(
     tx: Any, params: Any, base_params: Any, weight_dimension_numbers: Any = None
 ) -> Chain:
-    r"""Scale the updates of every matrix by the ratio of its input dimensions in two models.
+    r"""Scale the updates of every matrix by the ratio of its numbers of inputs in two models (muP).
 
     .. math:: u' = \frac{n_{\text{base}}}{n}\, u
 
-    with :math:`n` the number of rows (inputs) of a kernel. This is the muP rule for Adam. Hidden
-    kernels and heads have a learning rate in inverse proportion to the width. Embeddings (whose
-    rows are a vocabulary) and vectors keep their learning rate. Therefore a learning rate tuned on
-    the narrow model transfers to the wide model, if the initial values also follow muP. Muon
-    already scales its updates by the shape and doesn't need `width_scaled`. Weight decay inside
-    `tx` is scaled like the learning rate.
+    with the number :math:`n` of rows (inputs) of a kernel in the wide model, and
+    :math:`n_{\text{base}}` in the narrow model. This is the muP rule for Adam: the learning rate of
+    hidden kernels and heads is inversely proportional to the width. The learning rate of embeddings
+    (whose rows are a vocabulary) and vectors doesn't change. A learning rate tuned for the narrow
+    model then transfers to the wide model, if the parameters are also initialized by muP.
+
+    Muon doesn't need `width_scaled`, because it scales its updates by the shapes of matrices.
+    Weight decay inside `tx` is scaled like the learning rate.
 
     Args:
         tx: The optimizer.
         params: The params of the wide model, or their shapes (`jax.eval_shape`).
-        base_params: The parameters of the narrow model: the same tree with smaller leaves.
+        base_params: The params of the narrow model, the same tree with smaller leaves.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
 
     Returns:
-        A chain of `tx` and a `partition` with a factor for every leaf.
+        A chain of `tx` and a `partition` with one factor per leaf.
 
     Raises:
-        ValueError: If the trees differ, or if more than one axis differs in a leaf that isn't a
-            matrix.
+        ValueError: If the trees differ, or if several axes differ in a leaf that isn't a matrix.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -57,22 +58,22 @@ def width_scaled(
             f"width_scaled: base_params has the structure {base_treedef}, expected the "
             f"structure of params, {treedef}."
         )
-    given = weight_dimension_numbers
-    rule = OUTPUTS_TOO if given is None else as_rule(given)
+    is_inferred = weight_dimension_numbers is None
+    rule = OUTPUTS_TOO if is_inferred else as_rule(weight_dimension_numbers)
     layouts = zip(
         *(layouts_of(rule, tree, required=False) for tree in (params, base_params)), strict=True
     )
     factors = []
     for (name, p), base, (wide, narrow) in zip(leaves, base_leaves, layouts, strict=True):
-        changed = sum(a != b for a, b in zip(p.shape, base.shape, strict=False))
-        if len(p.shape) != len(base.shape) or (wide is None and changed > 1):
+        differences = sum(a != b for a, b in zip(p.shape, base.shape, strict=False))
+        if len(p.shape) != len(base.shape) or (wide is None and differences > 1):
             raise ValueError(
-                f"{where()}width_scaled: {leaf_text(name)} has shape {p.shape}, and "
-                f"{base.shape} in base_params, expected a matrix, or a leaf with one axis "
-                "that differs. Pass its axes as weight_dimension_numbers."
+                f"{where()}width_scaled: {leaf_text(name)} has shape {p.shape} in params and "
+                f"{base.shape} in base_params, expected a matrix, or shapes that differ in one "
+                "axis. Pass the axes of the matrix as weight_dimension_numbers."
             )
         factors.append(sum(narrow.heights) / sum(wide.heights) if wide and narrow else 1.0)
-    # Leaves with one factor share a transform: the program does not grow with the leaves.
+    # Leaves with the same factor share a transform, so the program doesn't grow with the leaves.
     labels = [f"{factor:.6g}" for factor in factors]
     scales = {label: scale(factor) for label, factor in zip(labels, factors, strict=True)}
     return chain(tx, partition(scales, treedef.unflatten(labels)))

@@ -1,4 +1,4 @@
-"""The states of the optimizers, one NamedTuple per optimizer."""
+"""States of the optimizers and of their update directions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fnopt.optimizers._adopt import ScaleByAdoptState
 from fnopt.optimizers._amsgrad import ScaleByAdamaxState, ScaleByAmsgradState
 from fnopt.optimizers._bartlett import GaussNewtonBartlettState
 from fnopt.optimizers._batch_step import GaussNewtonDescentState
+from fnopt.optimizers._dadapt_adamw import ScaleByDadaptAdamwState
 from fnopt.optimizers._dion import ScaleByDionState
 from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._galore import ScaleByGaloreState
@@ -28,7 +29,7 @@ from fnopt.optimizers._matrix_scale import NormalizeNeuronsState
 from fnopt.optimizers._momo import MomoAdamState, MomoState
 from fnopt.optimizers._polyak_sgd import LowerBound, ScaleByPolyakState
 from fnopt.optimizers._precondition_by_inputs import PreconditionByInputsState
-from fnopt.optimizers._prodigy import ScaleByDadaptAdamwState, ScaleByProdigyState
+from fnopt.optimizers._prodigy import ScaleByProdigyState
 from fnopt.optimizers._psgd_kron import ScaleByPsgdKronState
 from fnopt.optimizers._rmsprop import ScaleByRmsState, ScaleByStddevState
 from fnopt.optimizers._shampoo import ScaleByShampooState

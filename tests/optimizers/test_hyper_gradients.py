@@ -50,7 +50,9 @@ def test_only_the_slope_at_zero_changes():
     assert slope.tolist() == [0, 0, 1, 1, 1]
 
 
-@pytest.mark.parametrize("measure", [_psgd_kron._norm_from_below, _matrix_factors.root_mean_square])
+@pytest.mark.parametrize(
+    "measure", [_psgd_kron._spectral_norm_bound, _matrix_factors.root_mean_square]
+)
 def test_slopes_of_a_measure_that_is_scaled_by_its_largest_element(measure):
     """XLA computes a sum of products again beside its maximum, and may round it otherwise."""
 

@@ -83,7 +83,7 @@ class scale_by_adabound(_Bounded):
 
 
 class scale_by_amsbound(_Bounded):
-    r"""`scale_by_adabound` with the running maximum of the mean square.
+    r"""Multiply Adam's averaged gradient by bounded step sizes, with AMSGrad's second moment.
 
     .. math:: u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
               {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\;

@@ -23,11 +23,11 @@ class scale_by_adamp(AdamDirection):
               \lvert\cos(\theta_t, g_t)\rvert < \delta / \sqrt{n} \\
               d_t + \lambda_t\, \theta_t & \text{otherwise} \end{cases}
 
-    Weights before a normalization layer are scale-invariant, so their gradient is orthogonal to the
-    weights. The cosine tests this, first for each output (an index of the last axis; the largest
-    cosine of all outputs counts), then for the whole leaf. :math:`n` is the number of weights of an
-    output or of the leaf. Leaves with fewer than two axes are never projected.
-    The bias-corrected averages :math:`\hat\mu_t` and :math:`\hat\nu_t` are defined in `adam`.
+    with the bias-corrected averages :math:`\hat\mu_t` and :math:`\hat\nu_t` of `adam`. Weights
+    before a normalization layer are scale-invariant, so their gradient is orthogonal to the
+    weights. The largest cosine of all outputs (indices of the last axis) tests this per output. If
+    this test fails, the cosine of the whole leaf is tested. :math:`n` is the number of weights of
+    an output or of the leaf. Leaves with fewer than two axes are never projected.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
@@ -126,7 +126,7 @@ def adamp(
     nesterov: bool = False,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AdamP: AdamW with steps orthogonal to scale-invariant weights, whose norm then grows less.
+    r"""AdamP: AdamW with steps orthogonal to scale-invariant weights.
 
     .. math:: u_t = -\eta_t \left(\Pi_{\theta_t}\!\left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon}\right) + r_t\, \lambda_t\, \theta_t\right)

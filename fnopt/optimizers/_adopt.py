@@ -166,9 +166,10 @@ class scale_by_acprop(Leafwise):
     :math:`g_t`. The paper's deviation is :math:`\beta_1` times the deviation in fnopt, so the
     paper's steps are longer by a factor of :math:`1/\beta_1`.
 
-    If all previous gradients of an element were zero, the divisor is tiny (3e-7 after one step,
-    with the default epsilons), and the step is far too long. This occurs in rows of embeddings and
-    in weights after a layer of zeros. For such parameters, increase `eps` or clip the updates.
+    If all previous gradients of an element were zero, the divisor is tiny, and the step is far too
+    long. (After one step with the default epsilons, the divisor is 3e-7.) This occurs in rows of
+    embeddings and in weights after a layer of zeros. For such parameters, increase `eps` or clip
+    the updates.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.

@@ -145,7 +145,7 @@ class BatchStepDescent(Transformation):
         is_defined: jax.Array,
         noise: jax.Array,
     ) -> BatchStep:
-        """Step along momentum minus the solution of the damped system, with its quadratic model."""
+        """Return the direction: momentum minus the solution of the damped linear system."""
         phi = jax.tree.map(jnp.negative, solution)
         bias_factor = jnp.ones((), value.dtype)
         if self.momentum is not None:

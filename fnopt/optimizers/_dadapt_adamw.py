@@ -51,7 +51,7 @@ class ScaleByDadaptAdamwState(NamedTuple):
 
 
 class scale_by_dadapt_adamw(Transformation):
-    r"""AdamW's direction times an estimated distance to the solution.
+    r"""Multiply AdamW's direction by an estimated distance to the solution.
 
     .. math::
         \gamma_t &= d_t\, \eta_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}, \\

@@ -1,4 +1,4 @@
-"""GaLore: an optimizer of low-rank projections of the gradients of matrices."""
+"""GaLore: optimization in low-rank projections of the gradients of matrices."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class kfac(Transformation):
 
     where `a` and `c` are the inputs and the output cotangents of every product with a weight of
     layer `l`. The model is any JAX function of ONE example. fnopt traces the model to find its
-    layers (dense, convolution, embedding, attention, also tied, scanned or applied at many
-    positions), so layers needn't be registered. A bias is an additional row of its weight.
+    layers, so layers needn't be registered. Layers may be dense, convolutions, embeddings or
+    attention, also tied, scanned or applied at many positions. A bias is a row of its weight.
     Parameters outside of matrix products (scales of normalizations) have dense blocks, or diagonal
     blocks if they are large. :func:`fnopt.curvature.kfac_report` lists the block of each parameter.
     On a mesh over which the batch is sharded, each device inverts some of the factors.
@@ -81,9 +81,9 @@ class kfac(Transformation):
         decay: The largest decay rate of the moving averages of :math:`A_l` and :math:`G_l`.
         damping_decay: The factor of the damping per step if the loss decreases by more than 75 % of
             the predicted decrease. Below 25 %, the damping is divided by the factor.
-        curvature: `'sampled'` uses random combinations of the rows of a square root of the loss's
-            output Hessian, which is as accurate as labels sampled from the model. `'exact'` uses
-            all rows, with one backward pass per output, all in memory at once.
+        curvature: `'exact'` uses all rows of a square root of the loss's output Hessian, with one
+            backward pass per output, all in memory at once. `'sampled'` uses random combinations of
+            these rows, which are as accurate as labels sampled from the model.
         samples: The number of random combinations per example.
         sample_fn: `sample_fn(key, outputs, example)` returns the example with a label sampled from
             the model; needed only if the loss couples very many outputs. The distribution must

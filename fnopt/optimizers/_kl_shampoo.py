@@ -80,9 +80,9 @@ class scale_by_kl_shampoo(Matrixwise):
     To skip such steps, wrap the optimizer in `apply_if_finite`.
 
     Derivatives through the updates are correct if the factors have simple eigenvalues. If
-    eigenvalues are equal (for gradients of low rank, and for the longer side of the first
-    gradient), the method has no derivative, and the basis of an eigenspace is treated as a
-    constant.
+    eigenvalues are equal, the method has no derivative, and the basis of the eigenspace is treated
+    as a constant. This occurs for gradients of low rank, and for the longer side of the first
+    gradient.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.

@@ -235,7 +235,7 @@ class ScaleByNovogradState(NamedTuple):
 
 
 class scale_by_novograd(Leafwise):
-    r"""Momentum of gradients, divided in each leaf by the root of the averaged squared norm.
+    r"""Accumulate momentum of gradients that are normalized by the averaged norm of each leaf.
 
     .. math::
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \lVert g_t \rVert^2, \qquad

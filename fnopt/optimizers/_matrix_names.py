@@ -57,24 +57,26 @@ def axes_by_name(
 
     def axes(path: Path, shape: Shape) -> Axes | None:
         names = [name.lower() for name in path]
-        own, layer = names[-1] if names else "", names[-2] if len(names) > 1 else ""
-        if _VECTOR.search(own) or any(map(_EMBEDDING.search, names)) or _is_of_norm(path):
+        name, layer = names[-1] if names else "", names[-2] if len(names) > 1 else ""
+        if _VECTOR.search(name) or any(map(_EMBEDDING.search, names)) or _is_of_norm(path):
             return None
         if not has_outputs and any(map(_OUTPUT.search, names)):
             return None
         siblings = layers[path[:-1]]
         # `d` is the skip connection of a state space model.
-        if (own in _BIASES and siblings.keys() & _KERNELS) or (own == "d" and "A_log" in siblings):
+        if (name in _BIASES and siblings.keys() & _KERNELS) or (
+            name == "d" and "A_log" in siblings
+        ):
             return None
         n = len(shape)
-        if own in _KERNELS:
+        if name in _KERNELS:
             candidates = _kernel_candidates(path, layer, shape, layers, norms)
         else:  # another name: a matrix, or a stack of the experts' matrices
-            is_stack = n > 2 and any("expert" in name for name in names)
+            is_stack = n > 2 and any("expert" in part for part in names)
             candidates = [Axes((n - 2,), (n - 1,))] if n == 2 or is_stack else []
         # Several candidates are ambiguous, so the leaf isn't treated as a matrix.
         is_unique = len(candidates) == 1
-        return _split_fused(candidates[0], shape, own, layer) if is_unique else None
+        return _split_fused(candidates[0], shape, name, layer) if is_unique else None
 
     return tuple(axes(_parts(path), shape) for path, shape in leaves)
 

@@ -66,7 +66,7 @@ def to_leaf(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True
 
 
 def map_by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
-    """Apply a function to the stack of each shape; if sharded, each device processes its own."""
+    """Apply a function to the stack of each shape; if sharded, to the matrices of this device."""
     leaves = unsharded_leaves()
     if leaves is None:
         return by_shape(fn, rows)

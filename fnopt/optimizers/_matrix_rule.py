@@ -55,14 +55,14 @@ class MatrixDimensionNumbers(Value):
     Args:
         reduction_axis: The axis of the rows, or a tuple of axes that are merged into the rows.
         output_axis: The axis of the columns, or a tuple of axes that are merged into the columns.
-        split: The number of matrices into which the columns are split, or the widths of these
-            matrices: 3 for a kernel with concatenated query, key and value, `(512, 64, 64)` for
+        split: The number of matrices into which the columns are split, or their widths. For
+            example, 3 for a kernel with concatenated query, key and value, or `(512, 64, 64)` for
             grouped-query attention.
 
     Raises:
         TypeError: If an axis isn't an integer.
         ValueError: If a part is smaller than 1. In use, if axes don't exist or overlap, or if the
-            sizes of the parts don't add up to the columns; the message contains the leaf's path.
+            widths don't add up to the number of columns.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -103,9 +103,9 @@ def as_rule(rule: Any) -> Any:
     """Convert the user's dimension numbers to a hashable form.
 
     Args:
-        rule: None; dimension numbers for all leaves with two axes or more; a pattern, `by_pattern`
-            or `by_path` with values True, False or dimension numbers; or a tree of such values,
-            with the structure of the parameters or a prefix of it.
+        rule: None, or dimension numbers for all leaves with two axes or more; or a pattern,
+            `by_pattern` or `by_path` with values True, False or dimension numbers; or a tree of
+            such values, with the structure of the parameters or a prefix of this structure.
     """
     if isinstance(rule, str):
         return by_pattern(rule)

@@ -99,9 +99,9 @@ class normalize_neurons(Matrixwise):
               u_{ij} = \frac{\lVert g \rVert}{\lVert v \rVert}\, v_{ij}, \qquad
               v_{ij} = \frac{g_{ij}}{\sqrt{\nu_j} + \epsilon}
 
-    After `orthogonalize`, the method is NorMuon: orthogonal updates of some neurons are much larger
-    than the updates of other neurons, and the division makes them similar. The norm of each
-    matrix's update is preserved. The state has one number per neuron.
+    After `orthogonalize`, the method is NorMuon. Without the division, orthogonal updates of some
+    neurons are much larger than the updates of other neurons. The norm of each matrix's update is
+    preserved. The state has one number per neuron.
 
     Args:
         b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the mean squares.
@@ -136,11 +136,11 @@ class normalize_neurons(Matrixwise):
         return 1 if self.side == "output" or shape[2] >= shape[1] else 2
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> jax.Array:
-        """Return a zero for each neuron."""
+        """Return one zero per neuron."""
         return jnp.zeros((shape[0], shape[3 - self._axis(shape)]), real_dtype(dtype))
 
     def init(self, params: Any) -> NormalizeNeuronsState:
-        """Return a zero for each neuron, sharded like the neurons of the parameters."""
+        """Return one zero per neuron, sharded like the neurons of the parameters."""
         state, (leaves, treedef) = super().init(params), jax.tree.flatten(params)
         if unsharded_leaves() is not None or not any(map(is_on_mesh, leaves)):
             return state

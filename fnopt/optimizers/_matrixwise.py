@@ -44,13 +44,13 @@ class Matrixwise(Transformation):
     is the formula. Matrices of one shape are stacked; tall matrices are transposed (`m <= n`),
     unless `wide` is False.
 
-    The arguments of `step(self, h, count, g, slots)` are the numeric fields as scalars of the real
-    compute dtype, the number of previous steps, the gradients `[k, m, n]` and the slots. Arrays
-    have at least float32. `step` returns the updates and a dict of the new slots. `step` must be a
-    pure function of its arguments and of static fields. It must treat each matrix independently,
-    because with `sharded` each device processes different matrices. If `numbered` is True,
-    `slots.index`, `[k]`, is the index of each matrix in the tree. If `needs_params` is True,
-    `slots.params` are the parameters.
+    In `step(self, h, count, g, slots)`, `h` contains the numeric fields as scalars of the real
+    compute dtype. `count` is the number of previous steps, and `g` are the gradients `[k, m, n]`.
+    Gradients and slots have at least float32. `step` returns the updates and a dict of the new
+    slots. `step` must be a pure function of its arguments and of static fields. It must treat each
+    matrix independently, because with `sharded` each device processes different matrices. If
+    `numbered` is True, `slots.index`, `[k]`, is the index of each matrix in the tree. If
+    `needs_params` is True, `slots.params` are the parameters.
     """
 
     State: ClassVar[Any] = EmptyState
@@ -62,11 +62,15 @@ class Matrixwise(Transformation):
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Any:
         """Return the initial value of a `CustomSlot` for a stack of matrices."""
-        raise NotImplementedError(f"{type(self).__name__} must define start")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define start(self, slot, shape, dtype)"
+        )
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         """Return the updates and the new slots of a stack of matrices."""
-        raise NotImplementedError(f"{type(self).__name__} must define step")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define step(self, h, count, g, slots)"
+        )
 
     def layouts(self, tree: Any) -> list[MatrixLayout]:
         """Return the matrix layout of every leaf."""

@@ -252,7 +252,7 @@ def _first_scalars(tx: Any, params: Any) -> tuple[Any, ...]:
 
 
 def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any) -> Any:
-    """Update the averages of gradient, loss and products; return the first, and the loss model."""
+    """Update the averages; return the averaged gradient, and the linear loss model."""
     dtype = state.barf.dtype
     value = scalar_loss(value, dtype)
     d = map_leaves(
@@ -271,8 +271,8 @@ def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any)
 def _scale_direction(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
     """Return the step along a direction, with weight decay."""
     decay = h.learning_rate * h.weight_decay
-    # p - decay / (1 + decay) p = p / (1 + decay), the proximal step of the L2 penalty, is stable
-    # for every learning rate.
+    # p - decay / (1 + decay) p = p / (1 + decay) is the proximal step of the L2 penalty, which is
+    # stable for every learning rate.
     scalars = {"decay": decay / (1 + decay), "tau": tau}
     return map_leaves(
         lambda h, d, p: -h["decay"] * p - h["tau"] * d, direction, hyper=scalars, params=params

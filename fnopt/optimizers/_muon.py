@@ -33,11 +33,12 @@ def muon(
     with the bias-corrected moving average :math:`\hat\mu_t` of a matrix's gradient, whose singular
     value decomposition is :math:`U S V^\top`.
 
-    By default, fnopt finds kernels of flax, haiku and Equinox by their names and shapes: stacked
-    layers, fused queries, keys and values, attention kernels with three axes, convolutions and
-    experts. Adam trains embeddings, output layers (`head`, `logits`, `classifier`), and leaves with
-    ambiguous axes. `print(matrix_report(tx, params))` lists the optimizer of each leaf. For other
-    models, pass `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`.
+    By default, fnopt finds kernels of flax, haiku and Equinox by their names and shapes. These
+    include stacked layers, fused queries, keys and values, attention kernels with three axes,
+    convolutions and experts. Adam trains embeddings, output layers (`head`, `logits`,
+    `classifier`), and leaves with ambiguous axes. `print(matrix_report(tx, params))` lists the
+    optimizer of each leaf. For other models, pass
+    `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

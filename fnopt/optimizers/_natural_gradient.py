@@ -56,8 +56,8 @@ class natural_gradient(BatchStepDescent):
 
     .. math:: d = -J^\top (H K + \lambda I)^{-1} s, \qquad K = J J^\top \in \mathbb R^{nC \times nC}
 
-    The products with `J` are those of :func:`fnopt.curvature.batch_jacobian`, and the system is
-    solved by one Cholesky factorization. It needs the memory of several matrices of :math:`(nC)^2`
+    The products with `J` are computed by :func:`fnopt.curvature.batch_jacobian`, and the system is
+    solved by one Cholesky factorization. A step needs memory for several matrices of :math:`(nC)^2`
     numbers. With momentum :math:`\mu`, the method is SPRING: :math:`d_t = v - (G + \lambda I)^{-1}
     (\nabla L + G v)` with :math:`v = \mu d_{t-1}`. The step is scaled by :math:`(1 -
     \mu^{2t})^{-1/2}`, because momentum starts at zero.
@@ -96,9 +96,9 @@ class natural_gradient(BatchStepDescent):
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
-        ValueError: If a hyper-parameter is out of range, if the loss has no curvature with respect
-            to the outputs or couples more than 512 outputs, or if the batch has too many outputs
-            for a factorization.
+        ValueError: If a hyper-parameter is out of range. In use, if the loss has no curvature with
+            respect to the outputs, or couples more than 512 outputs. In use, if the batch has too
+            many outputs for a factorization.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -189,7 +189,7 @@ class natural_gradient(BatchStepDescent):
         iterations = self.iterations if self.solver == "cg" else None
         damping = self._current_damping(state)
         solution = output_step(loss, damping, momentum_change, iterations, self.rank)
-        # The rounding error of the outputs is that of the narrowest dtype among the params.
+        # The outputs are only as accurate as the narrowest dtype among the params.
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
         return self._batch_step(
             state,

@@ -18,8 +18,8 @@ Triple = tuple[float, float, float]
 # Number of steps after which the Gram matrix is recomputed. A step multiplies rounding errors of
 # the smallest eigenvalues by up to 69, and the iteration would diverge for a negative eigenvalue.
 _STEPS_PER_GRAM = 3
-# Smallest number of entries of a batch on a CPU: few matrices at a time fit in the cache of a core,
-# and the work on this many entries outweighs the overhead of the loop.
+# Smallest number of entries of a batch on a CPU. Small batches fit in the cache of a core, but
+# smaller batches than this are slower because of the loop's overhead.
 _MIN_BATCH_ENTRIES = 2**14
 
 # Jordan et al., 2024, https://kellerjordan.github.io/posts/muon

@@ -55,7 +55,7 @@ class ScaleByProdigyState(NamedTuple):
 
 
 class scale_by_prodigy(Transformation):
-    r"""Adam's direction times an estimated distance to the solution.
+    r"""Multiply Adam's direction by an estimated distance to the solution.
 
     .. math::
         m_t &= \beta_1 m_{t-1} + (1-\beta_1)\, d_t\, g_t, \qquad

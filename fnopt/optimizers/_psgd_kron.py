@@ -63,8 +63,9 @@ class scale_by_psgd_kron(Matrixwise):
 
     Factors are updated in each of the first 500 steps, then with decreasing frequency, down to
     every 33rd step. Other steps need only four matrix products. The initial factors are multiples
-    of the identity for which the first update has the mean square 1, so the method doesn't depend
-    on the scale of the loss. By default, the author's code normalizes the mean fourth power to 1.
+    of the identity, chosen so that the first update has the mean square 1. Therefore the method
+    doesn't depend on the scale of the loss. By default, the author's code normalizes the mean
+    fourth power to 1.
 
     For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A non-finite gradient doesn't
     change the factors.
@@ -132,7 +133,7 @@ class scale_by_psgd_kron(Matrixwise):
 
     def _random(self, count: Any, index: jax.Array, g: jax.Array) -> jax.Array:
         """Sample normal numbers that depend only on the step and the index of the matrix."""
-        # Then the numbers are the same for every sharding and stacking of the matrices.
+        # One key per matrix, so the numbers don't depend on how matrices are stacked or sharded.
         key = jax.random.fold_in(jax.random.key(self.random_seed), count)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index.astype(jnp.uint32))
         return jax.vmap(lambda key: jax.random.normal(key, g.shape[1:], g.dtype))(keys)
@@ -194,8 +195,8 @@ def _update_factor(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) ->
 
 def _spectral_norm_bound(A: jax.Array) -> jax.Array:
     """Lower bound of the spectral norm of symmetric matrices, from two products with one row."""
-    # The divisor cancels in the result, so it has no derivative. (The derivative of a maximum would
-    # be NaN if XLA computed `A` twice with different rounding errors.)
+    # The divisor cancels in the result, so its derivative isn't needed. The derivative of a maximum
+    # would be NaN if XLA computed `A` twice with different rounding errors.
     largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(A), axis=(1, 2), keepdims=True)))
     A = A / largest
     i = jnp.argmax(jnp.sum(jnp.square(A), axis=2), axis=1)

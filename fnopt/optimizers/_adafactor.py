@@ -120,7 +120,7 @@ class scale_by_factored_rms(Leafwise):
     decay_rate: Scalar = hyper(default=0.8, gt=0)
     step_offset: Scalar = hyper(default=0)
     min_dim_size_to_factor: int = static(default=128, least=1)
-    # Shazeer and Stern (2018), section 4: no mean square of a row or column is zero.
+    # Shazeer and Stern (2018), section 4: mean squares of zero rows and columns stay positive.
     epsilon: Scalar = hyper(default=1e-30, ge=0)
     decay_rate_fn: Callable[[Any, Any], Any] = static(default=power_decay)
 

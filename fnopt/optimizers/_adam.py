@@ -22,12 +22,13 @@ from fnopt.transforms import Chain
 
 
 class ScaleByAdamState(NamedTuple):
-    r"""State of Adam and of methods with the same two moving averages.
+    r"""State of Adam and of its variants with two slots.
 
     Attributes:
         count: :math:`t`, the number of steps.
         mu: :math:`\mu_t`, the moving average of the gradient.
-        nu: :math:`\nu_t`, the moving average of the squared gradient.
+        nu: :math:`\nu_t`, the second moment. In Adam, it is the moving average of the squared
+            gradient.
     """
 
     count: jax.Array

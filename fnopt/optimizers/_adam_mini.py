@@ -51,9 +51,10 @@ class scale_by_adam_mini(AdamDirection):
         \nu_{t,b} = \beta_2 \nu_{t-1,b} + (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2, \\
         u_{t,i} &= \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b(i)}} + \epsilon}
 
-    A block is a row of an embedding table, the weights of one output or of one attention head, or a
-    whole leaf. One number per block is enough, because the elements of a block have similar
-    curvature. The second moment then needs negligible memory.
+    where :math:`\hat\mu` and :math:`\hat\nu` are bias-corrected as in Adam. A block is a row of an
+    embedding table, the weights of one output or of one attention head, or a whole leaf. One number
+    per block is enough, because the elements of a block have similar curvature. The second moment
+    then needs negligible memory.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.

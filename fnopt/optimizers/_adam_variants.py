@@ -132,9 +132,9 @@ def mars(
         u_t &= -\eta_t \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\,
         \theta_t\right)
 
-    where :math:`\mu` and :math:`\nu` are Adam's averages of :math:`\tilde c`. The authors train
-    vectors with plain AdamW; use `partition` to do so. To combine the correction with another
-    method, use `reduce_variance`.
+    where :math:`\hat\mu` and :math:`\hat\nu` are Adam's bias-corrected averages of :math:`\tilde
+    c`. The authors train vectors with plain AdamW; use `partition` to do so. To combine the
+    correction with another method, use `reduce_variance`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

@@ -131,6 +131,7 @@ def adamp(
     .. math:: u_t = -\eta_t \left(\Pi_{\theta_t}\!\left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon}\right) + r_t\, \lambda_t\, \theta_t\right)
 
+    with Adam's bias-corrected averages :math:`\hat\mu` and :math:`\hat\nu`.
     If the weights are scale-invariant, :math:`\Pi` subtracts the component along the weights, and
     :math:`r_t = r`; otherwise, :math:`\Pi` is the identity, and :math:`r_t = 1`. `scale_by_adamp`
     describes the test. To exclude leaves from weight decay, use `param_groups`.

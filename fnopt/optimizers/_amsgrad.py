@@ -21,7 +21,7 @@ class ScaleByAmsgradState(NamedTuple):
         count: :math:`t`, the number of steps; None without bias corrections.
         mu: :math:`\mu_t`, the moving average of the gradient.
         nu: :math:`\nu_t`, the moving average of the squared gradient.
-        nu_max: The running maximum of the second moment.
+        nu_max: :math:`\nu^{max}_t`, the running maximum of the second moment.
     """
 
     count: jax.Array | None
@@ -38,6 +38,8 @@ class scale_by_amsgrad(AdamDirection):
         \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t|^2 \\
         \nu^{max}_t &= \max(\nu^{max}_{t-1}, \hat\nu_t), \qquad
         u_t = \frac{\hat\mu_t}{\sqrt{\nu^{max}_t + \bar\epsilon} + \epsilon}
+
+    where :math:`\hat\mu_t` and :math:`\hat\nu_t` are bias-corrected as in Adam.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.

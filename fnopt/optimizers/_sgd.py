@@ -316,7 +316,8 @@ def schedule_free_adamw(
               x_{t+1} &= (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
               y_{t+1} = \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
 
-    Train the params :math:`y`; evaluate :math:`x`, from `schedule_free_eval_params(state, params)`.
+    with Adam's bias-corrected :math:`\hat\nu_t`. Train the params :math:`y`; evaluate :math:`x`,
+    from `schedule_free_eval_params(state, params)`.
 
     Args:
         learning_rate: :math:`\eta`; a good value is often larger than with a schedule.

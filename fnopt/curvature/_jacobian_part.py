@@ -193,7 +193,7 @@ class JacobianPart:
         if self.axis_name is None:
             return self._products(other)
         if self.chunk_size is None and other.chunk_size is None:
-            product = functools.partial(_gram, self, self.rows, other)
+            product = functools.partial(_gram, self.rows)
             gram_rows = multiply_all_rows(product, other.rows, self.axis_name)
         else:
             gram_rows = self._products(other.gather_examples())
@@ -201,7 +201,7 @@ class JacobianPart:
 
     def _products(self, other: JacobianPart) -> jax.Array:
         if self.chunk_size is None and other.chunk_size is None:
-            return _gram(self, self.rows, other, other.rows)
+            return _gram(self.rows, other.rows)
         # One pair of chunks is in memory at a time. Blocks `[n_i, k, m_j, l]` are concatenated over
         # the chunks j of `other`, then over the chunks i of this part.
         k, width = self.layout.size, other.layout.size
@@ -211,7 +211,7 @@ class JacobianPart:
 
             def block(chunk: Any) -> jax.Array:
                 other_rows = other.take(chunk)
-                products = _gram(other, other_rows, self, rows)
+                products = _gram(other_rows, rows)
                 return products.reshape(other_rows.residuals.shape[0], width, *rows.residuals.shape)
 
             return jnp.moveaxis(other.over_chunks(block, other.bound.batch), (2, 3), (0, 1))
@@ -271,7 +271,7 @@ class JacobianPart:
         return self.over_chunks(lambda batch: self.take(batch).push(direction), self.bound.batch)
 
 
-def _gram(part: JacobianPart, rows: Any, other: JacobianPart, other_rows: Any) -> jax.Array:
+def _gram(rows: Any, other_rows: Any) -> jax.Array:
     """Inner products of rows, which are formed or recorded on a tape."""
     if isinstance(rows, FormedRows) is isinstance(other_rows, FormedRows):
         return rows.gram(other_rows)

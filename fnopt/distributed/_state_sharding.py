@@ -123,7 +123,7 @@ def init_sharded(
         {'w': Array([0., 0.], dtype=float32)}
     """
     target_mesh = common_mesh(params, mesh, "init_sharded")
-    _check_context(target_mesh, params)
+    _check_context(target_mesh)
     shardings = _state_sharding(tx, params, target_mesh, axis, "init_sharded")
 
     def init(params: Any) -> Any:
@@ -147,7 +147,7 @@ def init_sharded(
         return jax.jit(lambda: init(params), out_shardings=shardings)()
 
 
-def _check_context(mesh: Any, params: Any) -> None:
+def _check_context(mesh: Any) -> None:
     """Check that a traced call has no mesh context, or the mesh of the params as context."""
     context = context_mesh()
     if is_tracing() and context and dict(context[0].shape) != dict(mesh.shape):

@@ -185,7 +185,7 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     # JAX before 0.8 returns a tuple.
     subfuns, params = params if isinstance(params, tuple) else ((), params)
     values = list(values)
-    if eqn.primitive.name == "pvary" and _varies(values[0], params["axes"]):
+    if eqn.primitive.name == "pvary" and varying_axes(values[0]) >= {*params["axes"]}:
         return values  # the values already vary over the devices
     # All operands of a primitive must vary over the same axes. The equation may have been traced
     # with other types. Inner jaxprs have their own input types, so their inputs aren't changed.
@@ -211,10 +211,6 @@ def compiled_on_host(eqn: jex.JaxprEqn) -> Callable[..., list[Any]]:
             return run(*values)
 
     return on_host
-
-
-def _varies(x: Any, axes: Iterable[str]) -> bool:
-    return varying_axes(x) >= {*axes}
 
 
 def interpret(

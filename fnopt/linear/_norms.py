@@ -33,9 +33,10 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
 
     .. math:: \|v\| = c \sqrt{\textstyle\sum_i (v_i / c)^2}, \qquad c = \max_i |v_i|
 
-    In float32, squares of numbers above 1.8e19 overflow, and squares below 1e-19 underflow.
-    Residuals and Jacobians of unscaled models reach such magnitudes. In float64, squares of numbers
-    from 1e-102 to 1e102 are in range; within these limits `c = 1`, which avoids a rounding error.
+    In float32, squares of numbers above 1.8e19 overflow, and squares of numbers below 1e-19
+    underflow. Residuals and Jacobians of unscaled models reach such magnitudes. In float64, squares
+    of numbers from 1e-102 to 1e102 are in range. Within these limits `c = 1`, which avoids a
+    rounding error.
 
     Args:
         v: An array of shape `[..., m, ...]`; `m` may be zero.

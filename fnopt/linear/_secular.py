@@ -95,7 +95,7 @@ def secular_root(
 ) -> Damped:
     r"""Find the damping at which the step length equals the trust-region radius.
 
-    If the step with the smallest damping is within the radius, it is returned. Otherwise the
+    A step with the smallest damping is returned if its length is within the radius. Otherwise the
     damping is the root of the secular equation
 
     .. math:: \phi(\lambda) = \|p(\lambda)\| - \Delta = 0, \qquad

@@ -32,8 +32,8 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     r"""Compute the triangular factor of a tall matrix, without :math:`Q` or :math:`A^T A`.
 
     The QR decomposition of the augmented matrix :math:`[A\; r]` contains both :math:`R` and
-    :math:`Q^T r`. Its errors are rounding errors of `A`, whereas :math:`A^T A` would lose half of
-    the digits.
+    :math:`Q^T r`. It is as accurate as `A` is in its dtype, whereas :math:`A^T A` would lose half
+    of the digits.
 
     Args:
         A: A matrix of shape `[m, n]`; if `m < n` it is padded with rows of zeros.
@@ -109,7 +109,7 @@ def noise_damping(L: jax.Array) -> jax.Array:
 
 
 def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
-    r"""Compute the triangular factor of :math:`A` with the rows of a diagonal matrix appended.
+    r"""Compute the triangular factor of :math:`A` with additional rows, a diagonal matrix.
 
     .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
 

@@ -49,10 +49,10 @@ def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
 class TriangleSystem:
     r"""A linear model represented by the triangular factor of its QR decomposition.
 
-    A step takes one QR decomposition of two stacked triangular matrices, the factor and the
-    damping. The condition number isn't squared, so directions with small singular values still
-    contribute to the step. Problems with a singular Jacobian at the solution converge along such
-    directions. The radius bounds the effect of rounding errors.
+    A step takes one QR decomposition of the triangular factor with the damping as additional rows.
+    The condition number isn't squared, so directions with small singular values still contribute
+    to the step. Problems with a singular Jacobian at the solution converge along such directions.
+    The radius bounds the effect of rounding errors.
 
     Args:
         triangle: The triangular factor of `A` and `r`.

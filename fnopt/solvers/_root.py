@@ -67,7 +67,7 @@ def root(
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: Tolerance of every equation's residual, relative to :math:`\sum_j |J_{ij} \theta_j|`;
             by default the machine epsilon to the power 2/3. If a residual exceeds the tolerance,
-            for example at a root of zero, Newton steps decide whether it converges to zero.
+            for example at a root of zero, Newton steps test whether the residual converges to zero.
         max_steps: Maximum number of steps.
         **scipy_options: Keywords of SciPy's `root` and `fsolve`: `maxfev`, `maxiter`, `xtol` and
             `ftol` (both set `tol`, if `tol` is None), as keywords or in `options`; the methods

@@ -46,14 +46,14 @@ SOLVERS = {
 def test_a_function_that_takes_other_arguments(name, args, inside):
     solve, fn = SOLVERS[name]
     run = functools.partial(solve, fn, args=args)
-    with pytest.raises(TypeError, match=r"called with \(params, \*args\).*args=\(data, \.\.\.\)"):
+    with pytest.raises(TypeError, match=r"to accept \(params, \*args\).*args=\(data, \.\.\.\)"):
         (jax.jit(run) if inside else run)(X)
 
 
 def test_functions_of_examples_and_jacobians_too():
     with pytest.raises(TypeError, match=r"params, example, .*args=\(data"):
         fnopt.least_squares(lambda p, x, scale: scale * (p @ x), X, batch=BATCH)
-    with pytest.raises(TypeError, match=r"and jac are called.*args=\(data"):
+    with pytest.raises(TypeError, match=r"and jac to accept.*args=\(data"):
         fnopt.least_squares(lambda p: p, X, jac=with_data)
 
 

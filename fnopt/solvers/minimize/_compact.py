@@ -24,7 +24,7 @@ class CorrectionPairs(NamedTuple):
     S: jax.Array  # [m, n]
     Y: jax.Array  # [m, n]
     rho: jax.Array  # [m], 1 / s^T y; 0 for an empty row
-    theta: jax.Array  # curvature orthogonal to all stored pairs
+    theta: jax.Array  # curvature in directions orthogonal to all stored pairs
 
 
 def empty_pairs(m: int, x: jax.Array, theta: jax.Array) -> CorrectionPairs:

@@ -110,8 +110,8 @@ def minimize(
         gtol: Absolute tolerance of the largest entry of the gradient of the free params. The search
             converges at a gradient below `gtol`, as in SciPy. By default this test is passed only
             by a gradient of zero.
-        max_steps: Maximum number of trial points. Changing `max_steps` or the value of a tolerance
-            doesn't trigger a compilation (without `history`).
+        max_steps: Maximum number of trial points. A new value doesn't trigger a compilation (unless
+            `history` is True), and neither does a new value of a tolerance.
         history: Whether to store value, gradient norm, step length and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays. `callback=print` prints a line per step, and

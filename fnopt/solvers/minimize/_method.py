@@ -45,17 +45,17 @@ class MinimizeMethod(Value):
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> Any:
         """Return the initial state of the method."""
-        raise NotImplementedError(f"{type(self).__name__} must define begin")
+        raise NotImplementedError(_undefined(self, "begin"))
 
     def learn(self, memory: Any, before: Evaluation, after: Evaluation, fresh: jax.Array) -> Any:
         """Update the state with a step; `fresh` is whether it is the first step since `begin`."""
-        raise NotImplementedError(f"{type(self).__name__} must define learn")
+        raise NotImplementedError(_undefined(self, "learn"))
 
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: Any, fresh: jax.Array
     ) -> tuple[Direction, Any]:
         """Return the search direction and the updated state."""
-        raise NotImplementedError(f"{type(self).__name__} must define direction")
+        raise NotImplementedError(_undefined(self, "direction"))
 
     def reference(self, memory: Any, point: Evaluation) -> jax.Array:
         """Return the reference value of the sufficient-decrease condition."""
@@ -72,6 +72,10 @@ class MinimizeMethod(Value):
     def evaluations(self, memory: Any) -> jax.Array:
         """Return the number of function evaluations that a trial point takes, int32."""
         return jnp.ones((), jnp.int32)
+
+
+def _undefined(method: MinimizeMethod, name: str) -> str:
+    return f"{type(method).__name__}: {name} is not defined, expected a method. Define {name}."
 
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -95,7 +99,7 @@ def newton_like(point: Evaluation, step: jax.Array, has_curvature: jax.Array) ->
     return Direction(step, jnp.ones_like(slope), inf, predicted)
 
 
-# Number of rounding errors assumed in a value (Higham 2002, section 3.1): a few operations.
+# Assumed number of rounding errors in a value: a few operations (Higham 2002, section 3.1).
 _OPERATIONS = 8
 
 

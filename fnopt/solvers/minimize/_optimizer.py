@@ -29,7 +29,7 @@ class OptimizerMemory(NamedTuple):
 
 
 class optimizer_steps(MinimizeMethod):
-    """Minimize by the steps of an optimizer, without a line search.
+    """Take the steps of an optimizer, without an additional line search.
 
     The optimizer receives the value, the gradient and the function. The search converges when the
     largest entry of the gradient is below 1e-5 times the largest entry at any iterate. In float32

@@ -86,7 +86,7 @@ class lbfgsb(MinimizeMethod):
 
     Raises:
         ValueError: If `memory_size` is below 1.
-        TypeError: If it isn't an integer.
+        TypeError: If `memory_size` isn't an integer.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

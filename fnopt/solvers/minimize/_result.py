@@ -39,7 +39,8 @@ class Minimum(NamedTuple, Generic[Params]):
     A `Minimum` is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
 
     Attributes:
-        params: The params at the minimum, with the tree, shapes and dtypes of the initial guess.
+        params: The final params, with the tree, shapes and dtypes of the initial guess. If the
+            search didn't converge, these are the params with the lowest value.
         value: The function value at `params`.
         gradient_norm: The maximum norm of the projected gradient at `params`.
         steps: Number of trial points after the initial guess, int32.

@@ -83,9 +83,9 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
     except (TypeError, AttributeError) as error:
         if _is_argument_error(error):
             raise TypeError(
-                f"{where()}{error}: {name} and jac are called with (params, *args), or with "
-                "(params, example, *args) if there is a batch. Pass the arguments after params "
-                "in this order: args=(data, ...)."
+                f"{where()}{error}; expected {name} and jac to accept (params, *args), or "
+                "(params, example, *args) with a batch. Pass the arguments after params in this "
+                "order: args=(data, ...)."
             ) from error
         if is_number_list(params):
             kind = type(params).__name__

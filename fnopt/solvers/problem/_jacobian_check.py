@@ -88,7 +88,7 @@ def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Arra
 
 
 def _irregular(x: jax.Array) -> jax.Array:
-    """Return numbers of magnitude 1 to 2 with irregular signs, one for each param.
+    """Return numbers of irregular signs and of magnitudes between 1 and 2, one for each param.
 
     With equal numbers, errors of several columns could cancel in the product.
     """

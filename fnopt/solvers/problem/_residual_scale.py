@@ -21,8 +21,8 @@ def next_residual_scale(
 
     A new scale is needed if the cost is so small that sums of squares lose digits, or if a residual
     exceeds the fourth root of the dtype's largest number. Scaled steps and params may be larger
-    than the residuals by a factor of that size. Below the limit, their squares don't overflow.
-    The scale is a power of two, so scaling has no rounding error.
+    than the residuals by another fourth root without overflow of their squares. The scale is a
+    power of two, so scaling has no rounding error.
 
     Args:
         problem: The problem, with residuals scaled by `scale`.

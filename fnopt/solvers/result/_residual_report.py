@@ -29,7 +29,7 @@ class LeafResiduals(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The norm of one observation: a residual, or a vector along the last axis of a leaf.
+    """One observation: an entry of a vector of residuals, or a row along another leaf's last axis.
 
     Attributes:
         name: The path of the leaf.

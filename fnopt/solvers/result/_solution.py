@@ -112,9 +112,8 @@ class Solution(NamedTuple, Generic[Params]):
             Over a named axis, it is the triangular factor `[n, n]` with the same :math:`J^T J`,
             which determines the covariance.
         gradient_norm: The Euclidean norm of :math:`J^T r`.
-        rank: The numerical rank of the Jacobian, int32; -1 if it is unknown. This is the case after
-            steps by conjugate gradients, or if a sparse Jacobian has a rank deficiency of 8 or
-            more.
+        rank: The numerical rank of the Jacobian, int32. It is -1 (unknown) after steps by conjugate
+            gradients, or if a sparse Jacobian has a rank deficiency of 8 or more.
         steps: Number of steps, rejected ones included.
         nfev: Number of evaluations of the residuals.
         njev: Number of evaluations of the Jacobian.

@@ -52,7 +52,8 @@ class Certificate(NamedTuple):
         rounding: Bound on the rounding error of a difference of costs, relative to the cost.
         undetermined: Mask of the params that the data don't determine, bool `[n]`: params with a
             component in the null space of the scaled Jacobian, and params whose column decreased to
-            rounding level during the search.
+            rounding level during the search. After steps by conjugate gradients, the null space is
+            unknown, and the mask contains only params of the second kind.
         certified: Whether the decrement is negligible (at most 1e-4, or within rounding error),
             and the curvature, if it was tested, is not negative.
             At a converged point that isn't certified, the Gauss-Newton step was tried and did not

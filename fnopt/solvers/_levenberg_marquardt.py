@@ -74,8 +74,8 @@ class levenberg_marquardt(LeastSquaresMethod):
             the machine epsilon.
         jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper mode.
         linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (matrix-free
-            conjugate gradients, without acceleration), or `'auto'`, which chooses by shape: see
-            :func:`fnopt.linear.linear_solver`.
+            conjugate gradients, without acceleration, and with an unknown rank), or `'auto'`, which
+            chooses by shape: see :func:`fnopt.linear.linear_solver`.
         chunk_size: Number of tangents or cotangents to propagate at once, which bounds memory; by
             default all if there are at most 256, else 64.
         axis_name: Inside `jax.shard_map`, the named axis over which the residuals are sharded; see

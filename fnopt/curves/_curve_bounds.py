@@ -17,7 +17,7 @@ Bounds = tuple[Any, Any]
 
 
 def bounds_by_name(bounds: Any, params: Any) -> Any:
-    """Convert a dict of bounds, `{"a": (0, 1)}`, to a pair of dicts; return others unchanged."""
+    """Convert bounds keyed by name, `{"a": (0, 1)}`, to a pair of dicts if they are a dict."""
     if _is_pair(bounds) and isinstance(params, OrderedDict):
         return tuple(_ordered_like(side, params) for side in bounds)
     if not isinstance(bounds, dict):
@@ -59,7 +59,7 @@ def bounds_as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
 
 
 def checked_bounds(bounds: Any) -> Bounds | None:
-    """Check the bounds and return them as a pair; None if all are infinite."""
+    """Check the bounds and return them as a pair, or None if all are infinite."""
     if bounds is None:
         return None
     bounds = bounds_pair(bounds, "curve_fit: ")
@@ -90,7 +90,7 @@ def broadcast_bounds(bounds: Bounds, start: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def bounds_of_numbers(bounds: Any, start: jax.Array, names: tuple[str, ...]) -> Bounds | None:
-    """Check the bounds and the initial guess of a vector of params; None without finite bounds."""
+    """Check the bounds and the initial guess of a vector, and return finite bounds or None."""
     box = checked_bounds(bounds_as_lists(bounds, names))
     if box is not None:
         check_bounds(*broadcast_bounds(box, start), start, lambda i: names[i[0]], "curve_fit: ")
@@ -109,7 +109,7 @@ def _is_crossed(pair: tuple[Any, Any]) -> bool:
 
 
 def _as_array(side: Any) -> Any:
-    """Convert a list or tuple of numbers to an array; return others unchanged."""
+    """Convert a list or tuple of numbers to an array, and return others unchanged."""
     return jnp.asarray(side, default_float()) if is_numbers(side) and not is_scalar(side) else side
 
 

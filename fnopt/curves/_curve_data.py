@@ -22,7 +22,7 @@ _COARSE = 1e-3  # largest rounding error of the data without a warning, relative
 
 
 def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
-    """Return `sigma` as a keyword of `least_squares`; as `weights` if an entry is infinite."""
+    """Return `sigma` as a keyword of `least_squares`, or `weights` if an entry is infinite."""
     # Weights of 0 exclude points, even if the model isn't finite there.
     if sigma is None or not _is_concrete(sigma) or not np.any(np.isinf(np.asarray(sigma))):
         return {"sigma": sigma}
@@ -30,9 +30,10 @@ def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
 
 
 def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
-    """Convert data on the host to a NumPy array at full precision; return JAX arrays unchanged.
+    """Convert data on the host to a NumPy array at full precision.
 
-    As in SciPy, the data may be integers, or objects or strings that represent numbers.
+    JAX arrays are returned unchanged. As in SciPy, the data may be integers, or objects or strings
+    that represent numbers.
     """
     if x is None:
         raise TypeError(f"{caller}: {name} is None, expected an array of numbers.")
@@ -44,7 +45,7 @@ def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
 
 
 def as_floating(x: Any) -> jax.Array:
-    """Convert numbers to a floating JAX array; a floating dtype is kept if JAX supports it."""
+    """Convert numbers to a floating JAX array, with the same dtype if it is floating in JAX."""
     if not isinstance(x, jax.Array) and all(map(_is_concrete, jax.tree.leaves(x))):
         # NumPy converts the dtype, because JAX would compile a program for the conversion.
         x = np.asarray(x)
@@ -57,7 +58,7 @@ def as_floating(x: Any) -> jax.Array:
 
 
 def _numbers(x: np.ndarray, name: str, caller: str) -> np.ndarray:
-    """Convert an array of objects or strings to floats; raise an error if it has no numbers."""
+    """Convert an array of objects or strings to floats, or raise an error if it isn't numeric."""
     if x.dtype.kind in "mM":
         conversion = "(x - x[0]) / np.timedelta64(1, 's')" if x.dtype.kind == "M" else "x / unit"
         raise TypeError(
@@ -121,7 +122,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
 
 
 def _is_array(xdata: Any) -> bool:
-    """Whether a list or tuple has entries of one shape; a tuple must contain only numbers."""
+    """Whether a list, or a tuple of numbers and numeric arrays, has entries of one shape."""
     if _is_ragged(xdata):
         return False
     return isinstance(xdata, list) or all(

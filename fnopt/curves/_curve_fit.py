@@ -174,9 +174,9 @@ def curve_fit(
         ValueError: If the data are empty, not finite, or have incompatible shapes; if counts are
             negative; if `sigma` is not positive; if `p0` has the wrong length or violates a bound;
             if a lower bound exceeds its upper bound; or if an option has an unknown value.
-        TypeError: If `f` isn't a function or isn't written with `jax.numpy`, if `p0` isn't made
-            of numbers, if there are fewer data than params (without bounds and `method='trf'`),
-            or if a keyword is unknown.
+        TypeError: If `f` isn't a function or isn't written with `jax.numpy`, `p0` isn't made of
+            numbers, or a keyword is unknown. Fewer data than params are also an error, except with
+            bounds or `method='trf'`.
         FitError: If the fit doesn't converge (not under `jax.jit`). The error is a `RuntimeError`
             with the attributes `popt`, `pcov` and `solution`. If only rounding errors prevent
             convergence, and the distance to the minimum is far below a standard error, `curve_fit`
@@ -277,7 +277,7 @@ def _check_function(f: Any) -> None:
 
 
 def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, loss: Any) -> bool:
-    """Whether the variance of the data is known; raise an error for contradictory options."""
+    """Whether the variance of the data is known, or an error for contradictory options."""
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"curve_fit: likelihood = {likelihood!r}, expected one of {LIKELIHOODS}.")
     if likelihood is None:

@@ -132,7 +132,7 @@ def _in_order_of_arguments(
 
 
 def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """Stack params to an array if each param is a scalar; else return the dict unchanged."""
+    """Stack params to an array if each param is a scalar, else return the dict unchanged."""
     return jnp.stack(list(params.values())) if tuple(params) == names else params
 
 
@@ -158,8 +158,8 @@ def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
     """Guess the params from counts, so that the mean of the counts is positive.
 
     If the guessed curve isn't positive, the counts are shrunk towards their mean before a second
-    guess. The guess of a model that is linear in its params shrinks in the same way, and the
-    minimum of its curve becomes half the mean.
+    guess. If the guess is linear in the data, the guessed curve shrinks too, and its minimum
+    becomes half the mean.
     """
     guess = model.guess(x, y)
     minimum, mean = jnp.min(model(x, guess)), jnp.mean(y)

@@ -69,7 +69,9 @@ def report_failures(
     absolute_sigma: bool,
     likelihood: str | None,
 ) -> None:
-    """Raise a `FitError` if a fit failed, or warn about its covariance; not for traced values.
+    """Raise a `FitError` if a fit failed, or warn about its covariance.
+
+    Traced values can't be checked.
 
     Args:
         solution: The solution of the fit.
@@ -104,7 +106,7 @@ def report_failures(
 def _warning_text(
     solution: Solution, pcov: np.ndarray, names: tuple[str, ...], absolute_sigma: bool
 ) -> str:
-    """Warning about a fit that isn't certified or has no covariance; `''` if there is none."""
+    """Text of the warning about a fit without certificate or covariance, or `''`."""
     # Variances below `tiny` are subnormal. They have fewer digits, and XLA may flush them to 0.
     tiny = np.finfo(pcov.dtype).tiny
     in_range = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)

@@ -52,8 +52,8 @@ class Fit(tuple[Params, jax.Array]):
     can return it. Functions of a :class:`fnopt.solvers.Solution` also accept a `Fit`.
 
     Attributes:
-        popt: The params. They are an array of shape `[n]` in the order of `names` if each argument
-            of the model is one number, else a tree like `p0`.
+        popt: The params, a tree like `p0`. If each argument of the model is one number, they are an
+            array of shape `[n]` in the order of `names`.
         pcov: The covariance of the params, `[n, n]`.
         names: The names of the `n` numbers, in the order of `pcov`.
         solution: The result of :func:`fnopt.least_squares`, with status, steps and certificate.
@@ -168,7 +168,7 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def chi_square(self) -> jax.Array:
-        r"""Sum of the squared residuals divided by `sigma`; the deviance for counts."""
+        r"""Sum of the squared residuals divided by `sigma`, or the deviance for counts."""
         leaves = jax.tree.leaves(solution_of(self, "chi_square").residuals)
         return sum(
             (jnp.sum(jnp.square(jnp.abs(r))) for r in leaves), jnp.zeros((), self.pcov.dtype)

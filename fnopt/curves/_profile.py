@@ -79,9 +79,10 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     errors = np.asarray(errors_of(solution, fit.absolute_sigma), float)
 
     def distance(j: int, value: float, start: jax.Array) -> tuple[float, jax.Array]:
-        """Refit with a fixed param; return the root of the chi-square increase, and the params.
+        """Refit the other params for a fixed value of param `j`.
 
-        The root is in units of the standard deviation of the data.
+        Returns the square root of the chi-square increase, divided by the standard deviation of the
+        data, and the params.
         """
         # Equal bounds fix the param.
         lower, upper = (unravel(end.at[j].set(value)) for end in ends)

@@ -21,7 +21,7 @@ LIKELIHOODS = (None, "poisson")
 
 @jax.tree_util.register_static
 class _Static:
-    """Static pytree node for a leaf that isn't an array; nodes are compared by identity."""
+    """Static pytree node, compared by identity, for a leaf that isn't an array."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -213,7 +213,7 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
 
 
 def has_jacobian(jac: Any, passing: str, name: str) -> bool:
-    """Whether `jac` is a function; raise an error if the params aren't separate numbers."""
+    """Whether `jac` is a function, or an error if the params aren't separate numbers."""
     if not callable(jac):
         if jac not in (None, *SCHEMES):
             raise ValueError(f"{name}: jac = {jac!r}, expected a function jac(x, a, b, ...).")

@@ -31,7 +31,7 @@ AnyFit = Any  # a Solution or a Fit; importing Fit would be circular
 
 
 class Band(NamedTuple):
-    """Prediction with a confidence band; each field is an array like the prediction.
+    """Prediction with a confidence band, in arrays of the same shape.
 
     Attributes:
         value: The prediction.
@@ -47,7 +47,7 @@ class Band(NamedTuple):
 
 
 def solution_of(fit: Any, name: str) -> Solution:
-    """Return the `Solution` of a fit; raise an error unless there is exactly one fit.
+    """Return the `Solution` of a fit, or raise an error unless there is exactly one fit.
 
     Args:
         fit: The result of `curve_fit` or `least_squares`.
@@ -94,7 +94,7 @@ def knows_sigma(fit: Any, absolute_sigma: bool) -> bool:
 
 
 def _data_deviation(solution: Solution) -> jax.Array:
-    """Standard deviation of the data; infinite without degrees of freedom."""
+    """Standard deviation of the data, which is infinite without degrees of freedom."""
     assert solution.jacobian is not None, "the caller needed the Jacobian before"
     dof, m = solution.dof, solution.jacobian.shape[-2]
     deviation = residual_deviation(solution.cost, solution.residuals, m, dof)
@@ -102,7 +102,7 @@ def _data_deviation(solution: Solution) -> jax.Array:
 
 
 def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
-    """Quantile of Student's t distribution; of the normal distribution for a known variance."""
+    """Quantile of Student's t distribution, or of the normal one for a known variance."""
     if not hasattr(level, "__float__") or not 0 < level < 1:
         raise ValueError(f"level = {level!r}, expected a fraction between 0 and 1, such as 0.95.")
     dof = jnp.inf if absolute_sigma else solution.dof

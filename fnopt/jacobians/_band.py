@@ -194,8 +194,8 @@ def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndar
 def _component(neighbours: list[list[int]], node: int, visited: bytearray) -> list[int]:
     """Order the nodes of a connected component level by level, from a peripheral node.
 
-    A node of the last level, with the smallest degree, becomes the new first node as long as this
-    increases the number of levels (George and Liu 1979).
+    The node of smallest degree in the last level becomes the new first node. This is repeated as
+    long as the number of levels increases (George and Liu 1979).
     """
     levels = _levels(neighbours, node, bytearray(visited))
     while True:

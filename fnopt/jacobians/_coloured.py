@@ -76,8 +76,8 @@ class SparseJacobian(FromEntries):
     A row has at most one entry of each color, so the array of sums, of shape `[m, colors]`,
     contains every entry. The array is the only leaf of the pytree.
 
-    `sparse_jacobian` may store some entries in sums of columns and the others in sums of rows. The
-    matrix then has two arrays of sums, and `sparsity` is the pattern of the whole matrix.
+    `sparse_jacobian` may partition the entries into sums of columns and sums of rows. The matrix
+    then has two arrays of sums, and `sparsity` is the pattern of the whole matrix.
 
     Args:
         sums: The sums, of shape `[m, colors]`; `[n, colors]` if `by_rows` is True.

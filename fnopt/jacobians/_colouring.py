@@ -26,7 +26,7 @@ class ColumnColours:
         return int(self.colour.max(initial=0)) + 1
 
     def seeds(self, dtype: Any) -> np.ndarray:
-        """Seed matrix `[colors, columns]`; each row is the sum of the unit vectors of a color."""
+        """Seed matrix `[colors, columns]`, whose rows are sums of the unit vectors of a color."""
         return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
 
 
@@ -118,10 +118,11 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
 class SymmetricSparsity(ColumnColours):
     """Sparsity pattern of a symmetric matrix, with a star coloring of its columns.
 
-    An entry appears twice in the matrix. Its value is known if it is the only entry in row `i` of
-    the sum for the color of `j`, or in row `j` of the sum for the color of `i`. A star coloring
-    guarantees this property. In a star coloring, two columns `i` and `j` with an entry `(i, j)`
-    have different colors, and every path of four columns has at least three colors.
+    The entries `(i, j)` and `(j, i)` are equal. The first is in row `i` of the sum for the color of
+    `j`, the second is in row `j` of the sum for the color of `i`. One of these two sums must have
+    no other entry in this row. A star coloring guarantees this property. It has different colors
+    for columns `i` and `j` with an entry `(i, j)`, and at least three colors on every path of four
+    columns.
 
     Patterns are compared by identity, as in :class:`Sparsity`.
 
@@ -190,9 +191,9 @@ class SymmetricSparsity(ColumnColours):
 def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
     """Color the vertices of a graph greedily, by a star coloring.
 
-    The vertices are colored one after the other, each with the smallest allowed color. A color is
-    forbidden for `v` if a neighbor of `v` has this color, or if a path of four vertices with `v`
-    would have only two colors. `v` may be the second vertex or the first vertex of such a path.
+    Each vertex gets the smallest allowed color. The colors of the neighbors of `v` are forbidden
+    for `v`. A color is also forbidden if a path of four vertices would then have only two colors.
+    `v` may be the second vertex or the first vertex of such a path.
     """
     # Python lists and integers, because NumPy is slow for single elements.
     colour = [-1] * len(neighbours)
@@ -224,7 +225,7 @@ _BOUNDED, _COLOURED = 64, 4
 
 
 class Bicolouring:
-    """Partition of a pattern into two parts: one is read from sums of columns, one from row sums.
+    """Partition of a pattern into entries from sums of columns and entries from sums of rows.
 
     Partitions are compared by identity, as in :class:`Sparsity`.
 

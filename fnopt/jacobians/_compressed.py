@@ -21,7 +21,7 @@ Colouring = tuple[Sparsity, bool] | Bicolouring
 def colouring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str, leaves: Shapes = ()
 ) -> Colouring:
-    """Color a pattern with the fewest passes; only columns or rows if the mode requires it.
+    """Color a pattern so that a sparse Jacobian takes few derivative passes.
 
     Args:
         rows: The row of every entry.

@@ -119,7 +119,7 @@ def map_in_chunks(
     size: int,
     chunk_size: int | None = None,
 ) -> jax.Array:
-    """Apply a linear map to the vectors `seed(0)` to `seed(size - 1)` in chunks; stack the rows."""
+    """Apply a linear map to the vectors `seed(0)` to `seed(size - 1)`, in chunks, as rows."""
     batch_size = _CHUNK if chunk_size is None else chunk_size
     # Each vector is made in its chunk, because all vectors together may not fit in memory.
     return lax.map(lambda i: linear(seed(i)), jnp.arange(size), batch_size=batch_size)
@@ -251,7 +251,7 @@ def check_real(params: Any, name: str) -> None:
 
 
 def checked_outputs(outputs: Any, name: str) -> Any:
-    """Check that outputs, arrays or `ShapeDtypeStruct`, are floating or complex; return them."""
+    """Return outputs (arrays or `ShapeDtypeStruct`) if all of them are floating or complex."""
     pairs, _ = leaves_with_names(outputs)
     if not pairs:
         raise TypeError(
@@ -268,7 +268,7 @@ def checked_outputs(outputs: Any, name: str) -> Any:
 
 
 def cheaper_mode(mode: str, function: VectorFunction) -> str:
-    """Choose the mode with fewer passes; reverse mode if the function has no forward mode."""
+    """Choose the mode with fewer passes, or reverse mode for a function without forward mode."""
     if mode == "auto" and function.x.size <= function.m and lacks_forward(function.fn, function.x):
         return "reverse"
     return jacobian_mode(mode, function.m, function.x.size)

@@ -65,7 +65,7 @@ def pattern_product(
 
 
 def distinct_edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Drop duplicates and pairs of equal numbers; return the larger number of each pair first."""
+    """Find the distinct pairs of different numbers, with the larger number of each pair first."""
     high, low = np.maximum(a, b), np.minimum(a, b)
     bound = int(high.max(initial=0)) + 1
     high, low = high[high != low].astype(np.int64), low[high != low]
@@ -112,7 +112,7 @@ def unknown_groups(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -
 
 
 def _slice_groups(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np.ndarray:
-    """Make each slice of a leaf a group if most slices are full; else each unknown."""
+    """Make each slice of a leaf a group if most slices are full, else each unknown."""
     parts, start = [], 0
     for shape in leaves:
         size = math.prod(shape)

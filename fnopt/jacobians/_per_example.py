@@ -134,9 +134,10 @@ class PerExampleJacobian:
     def _prepare(
         self, params: Any, batch: tuple[Any, ...], shared: dict[str, Any]
     ) -> tuple[int, RealVector, Callable[[Any], Any]]:
-        """Check the arguments; return the batch size, the layout of outputs, and the row function.
+        """Check the arguments, and prepare the evaluation of rows.
 
-        The layout and the row function are for a single example.
+        Returns the batch size, and for one example the layout of the outputs and the function that
+        computes the rows.
         """
         check_real(params, _NAME)
         size = check_batch(_named_leaves(batch), _NAME, _SHARED)

@@ -22,8 +22,9 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
         what: Name of the tree (`'params'`), for the message if a leaf isn't floating.
 
     Returns:
-        The vector of shape `[n]`, in the leaves' common dtype (at least float32), and the inverse
-        function, which returns a tree with the original structure, shapes, dtypes and shardings.
+        The vector of shape `[n]`, and the inverse function. The vector has the leaves' common dtype
+        (at least float32). The inverse function restores the structure, shapes, dtypes and
+        shardings.
 
     Raises:
         TypeError: If a leaf is not floating.
@@ -90,7 +91,7 @@ def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
 
 
 class RealVector(NamedTuple):
-    """Layout of a tree as a real vector, with the real part of a complex leaf before the other."""
+    """Layout of a tree as a real vector, with real parts before imaginary parts of a leaf."""
 
     size: int
     flatten: Callable[[Any], jax.Array]  # the tree -> [size]

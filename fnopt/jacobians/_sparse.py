@@ -158,7 +158,7 @@ def _jacobian_function(
 
 
 def _other_solver(sparsity: Sparsity, by_rows: bool) -> str:
-    """Name the linear solver that `least_squares` uses instead of the elimination; '' if none."""
+    """Name the linear solver that `least_squares` uses instead of the elimination, or `''`."""
     m, n = sparsity.shape[::-1] if by_rows else sparsity.shape
     if min(m, n) <= LARGEST_DENSE:
         return (
@@ -179,7 +179,7 @@ def _leaf_shapes(flat: VectorFunction) -> Shapes:
 def _cached_colouring(
     m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes
 ) -> Colouring:
-    """Coloring of a pattern; equal patterns have the same object and reuse compiled programs."""
+    """Color a pattern, with one object for equal patterns, which reuses compiled programs."""
     # The cache needs hashable keys, so the pattern is passed as bytes.
     entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
     return colouring(*entries, (m, n), mode, leaves)

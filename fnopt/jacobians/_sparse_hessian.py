@@ -81,10 +81,10 @@ def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[...,
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial \theta_i \partial \theta_j}
 
     The product with a sum of unit vectors is the sum of the corresponding columns. Because the
-    matrix is symmetric, each entry off the diagonal is in two sums. It is known if one of these
-    sums has no other entry in the same row. A star coloring guarantees this property. A tridiagonal
-    Hessian of any size takes 3 products instead of `n`, and an arrow matrix (a diagonal, a full row
-    and a full column) takes 2. No array of shape `[n, n]` is formed.
+    matrix is symmetric, each entry off the diagonal is in two sums. One of these sums must have no
+    other entry in this row. A star coloring guarantees this property. A tridiagonal Hessian of any
+    size takes 3 products instead of `n`. An arrow matrix (a diagonal, a full row and a full column)
+    takes 2. No array of shape `[n, n]` is formed.
 
     By default, :func:`fnopt.sparsity_pattern` finds the possible entries by tracing the gradient.
     Your own pattern may have fewer entries, but must contain every entry that can be nonzero (one
@@ -159,7 +159,7 @@ def _checked_scalar(value: Any) -> Any:
 
 
 def _symmetric_pattern(gradient: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
-    """Trace the pattern of the gradient's derivative; drop entries without their transpose."""
+    """Trace the pattern of the gradient's derivative, and drop entries without their transpose."""
     rows, cols = (part.astype(np.int64) for part in traced_pattern(gradient, _NAME))
     n = gradient.m
     # The traced pattern may have too many entries. An entry whose transpose is zero is zero too.

@@ -66,7 +66,7 @@ def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, 
 
 
 def traced_pattern(flat: VectorFunction, name: str = _NAME) -> tuple[np.ndarray, np.ndarray]:
-    """Trace the derivative of a vector function; return the rows and columns of its entries."""
+    """Trace the derivative of a vector function to find the rows and columns of its entries."""
     x = jax.ShapeDtypeStruct(flat.x.shape, flat.x.dtype)
     if not lacks_forward(flat.fn, flat.x):
         # The derivative is linear in `v`, so fewer operations need a rule than in `fn`.

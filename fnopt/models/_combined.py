@@ -84,7 +84,7 @@ class Datasets(Model):
         )
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Guess the params from each data set; a shared param is the mean over the data sets."""
+        """Guess the params from each data set, and average guesses of shared params."""
         self._check(x)
         ends = np.cumsum([np.size(xi) for xi in x])[:-1].tolist()
         guesses = [self.model.guess(*pair) for pair in zip(x, jnp.split(y, ends), strict=True)]

@@ -53,7 +53,7 @@ class Model(Value):
 
     @property
     def bounds(self) -> Bounds:
-        """Lower and upper bound of each bounded param, by name; None for no bound."""
+        """Lower and upper bound of each bounded param, by name; None is no bound."""
         return {}
 
     def values(self, x: Any, *values: Any) -> jax.Array:
@@ -61,7 +61,7 @@ class Model(Value):
         raise NotImplementedError
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Guess the params from data; return a dict keyed by name."""
+        """Guess the params from data, as a dict keyed by name."""
         raise ValueError(
             f"{where()}{self!r} can't guess initial values, expected p0. Pass p0 as a dict with "
             f"the keys {self.names}."
@@ -73,11 +73,11 @@ class Model(Value):
         return False
 
     def parts(self) -> tuple[Model, ...]:
-        """The terms of a sum; the model itself if it isn't a sum."""
+        """The terms of a sum, or the model itself if it isn't a sum."""
         return (self,)
 
     def components(self, x: Any, params: dict[str, Any]) -> dict[str, jax.Array]:
-        """Evaluate every term of a sum; return a dict keyed by prefix or class name."""
+        """Evaluate every term of a sum, as a dict keyed by prefix or class name."""
         return {
             getattr(part, "prefix", "") or type(part).__name__: part(x, params)
             for part in self.parts()
@@ -142,7 +142,7 @@ class Component(Model):
         raise NotImplementedError
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Guess the params from data; return a dict keyed by name."""
+        """Guess the params from data, as a dict keyed by name."""
         x, y = (jnp.asarray(v, default_float()) for v in (x, y))
         if x.shape != y.shape:
             raise ValueError(
@@ -217,7 +217,7 @@ class Combined(Model):
         return left * right if self.is_product else left + right
 
     def parts(self) -> tuple[Model, ...]:
-        """The terms of a sum; the model itself if it is a product."""
+        """The terms of a sum, or the model itself if it is a product."""
         return (self,) if self.is_product else self.left.parts() + self.right.parts()
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:

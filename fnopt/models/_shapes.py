@@ -167,7 +167,7 @@ class _Rise(Component):
     positive = ("sigma",)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess a step over the range of the data; its width is 1/7 of the x range, as in lmfit."""
+        """Guess a step over the range of the data, 1/7 of the x range wide, as in lmfit."""
         low, high = jnp.min(y), jnp.max(y)
         return high - low, _nearest(x, y, (low + high) / 2), (jnp.max(x) - jnp.min(x)) / 7
 

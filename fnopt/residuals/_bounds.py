@@ -19,13 +19,16 @@ from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad
 
 
 class Box(NamedTuple):
-    """Lower and upper bounds of every param; infinite without a bound."""
+    """Lower and upper bounds of every param, which are infinite without a bound."""
 
     lower: jax.Array  # [n]
     upper: jax.Array  # [n]
 
     def is_feasible(self) -> jax.Array:
-        """Whether the box contains a point; equal bounds are allowed and fix a parameter."""
+        """Whether the box contains a point.
+
+        Equal bounds are allowed and fix a parameter.
+        """
         inf = jnp.inf
         return jnp.all((self.lower <= self.upper) & (self.lower < inf) & (self.upper > -inf))
 
@@ -35,7 +38,7 @@ class Box(NamedTuple):
         return self.lower == self.upper
 
     def is_boundless(self) -> bool:
-        """Whether all bounds are concrete and infinite; False for traced bounds."""
+        """Whether all bounds are concrete (not traced) and infinite."""
         if isinstance(self.lower, Tracer) or isinstance(self.upper, Tracer):
             return False
         return bool(np.all(np.isinf(self.lower)) and np.all(np.isinf(self.upper)))
@@ -45,7 +48,7 @@ class Box(NamedTuple):
         return jnp.clip(x, self.lower, self.upper)
 
     def side(self, x: jax.Array) -> jax.Array:
-        """-1 for params on their lower bound, 1 on their upper bound, 0 otherwise; `int32[n]`."""
+        """Return -1 for params on their lower bound, 1 on their upper bound, else 0, `int32[n]`."""
         return (x >= self.upper).astype(jnp.int32) - (x <= self.lower).astype(jnp.int32)
 
     def held(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -119,7 +122,9 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
 
 
 def free_box(bounds: Any, params: Any, parametrisation: Parametrisation, dtype: Any) -> Box | None:
-    """Concatenate the bounds of all free variables; None if `bounds` is None.
+    """Concatenate the bounds of all free variables to one box.
+
+    The result is None if `bounds` is None.
 
     Args:
         bounds: As for :func:`box_of`.
@@ -152,7 +157,7 @@ def free_box(bounds: Any, params: Any, parametrisation: Parametrisation, dtype: 
 
 
 def _tangent_box(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
-    """Infinite bounds of a point's tangent coordinates; raise an error for finite bounds."""
+    """Make infinite bounds for a point's tangent coordinates, or raise an error for finite ones."""
     if not box.is_boundless():
         raise ValueError(
             f"{where()}{leaf_text(path)} has bounds and is on {manifold!r}, expected no bounds "

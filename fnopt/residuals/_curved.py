@@ -55,7 +55,7 @@ class Parametrisation(NamedTuple):
 
 
 def manifolds_of(params: Any) -> list[Manifold | None]:
-    """Manifold of every leaf; None for leaves without a manifold."""
+    """Find the manifold of every leaf, or None for a leaf without a manifold."""
     return [
         node.manifold if is_on(node) else None
         for node in jax.tree.leaves(params, is_leaf=is_on)
@@ -64,7 +64,7 @@ def manifolds_of(params: Any) -> list[Manifold | None]:
 
 
 def on_its_manifold(kind: Value | None, manifold: Manifold, path: str, leaf: Any) -> curved:
-    """Constraint of a point on a manifold; raise an error for any other constraint."""
+    """Make the constraint of a point on a manifold, or raise an error for another constraint."""
     if kind is not None:
         raise ValueError(
             f"{where()}{leaf_text(path)} is on {manifold!r} and is {kind!r} as well, expected "

@@ -125,7 +125,9 @@ def masked_product(b: jax.Array, a: jax.Array) -> jax.Array:
 
 
 def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""Scale the Gram matrix `K` of the rows to :math:`b_i K_{ij} b_j`; None without `K`.
+    r"""Scale the Gram matrix `K` of the rows to :math:`b_i K_{ij} b_j`.
+
+    The result is a function of `x`, or None without `K`.
 
     Args:
         gram: The function of `x` that returns `K = J J^T`, or None.
@@ -142,7 +144,9 @@ def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
 
 
 def mixed_rows(gram: Any, mix: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""Transform the Gram matrix `K` of the rows to :math:`A K A^\top`; None without `K`.
+    r"""Transform the Gram matrix `K` of the rows to :math:`A K A^\top`.
+
+    The result is a function of `x`, or None without `K`.
 
     Args:
         gram: The function of `x` that returns `K = J J^T`, or None.

@@ -48,8 +48,8 @@ def flat_residual(
         args: Further arguments of `residual_fn`.
 
     Returns:
-        The params as a vector `x` of shape `[n]`, in their common dtype (at least float32), and
-        the flattened function, whose residuals have the dtype of `x`.
+        The params as a vector `x` of shape `[n]`, and the flattened function. The vector has the
+        common dtype of the params (at least float32), and the residuals have the dtype of `x`.
 
     Raises:
         TypeError: If `residual_fn` is not a function, or params or residuals are not floating.

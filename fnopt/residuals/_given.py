@@ -30,9 +30,9 @@ from fnopt.sharding import concatenate, reshape
 def without_operators(jac: Any) -> Any:
     """Convert a `jac` that returns linear operators to a function that returns arrays.
 
-    A linear operator is a sparse array of JAX, or an object with a method `mv` or `matvec`, the
-    product with a tree like the params. SciPy's sparse arrays and linear operators are computed
-    outside of JAX, so JAX treats them as constants.
+    A linear operator is a sparse array of JAX or an object with a method `mv` or `matvec`. The
+    method multiplies the Jacobian by a tree like the params. SciPy's sparse arrays and linear
+    operators are computed outside of JAX, so JAX treats them as constants.
 
     Args:
         jac: The user's function. The results of :func:`fnopt.per_example_jacobian` and
@@ -65,7 +65,7 @@ def without_operators(jac: Any) -> Any:
 
 
 def formed(J: Any) -> Any:
-    """Convert a sparse array or linear operator of SciPy to a matrix; return others unchanged."""
+    """Convert SciPy's sparse array or linear operator to a matrix, and return others unchanged."""
     if callable(getattr(J, "toarray", None)):
         return J.toarray()
     return J.matmat(np.eye(J.shape[1])) if callable(getattr(J, "matmat", None)) else J
@@ -183,7 +183,7 @@ def _sparse_derivative(evaluate: Callable[[jax.Array], Any], shape: SparseJacobi
 def _gram_in_chunks(
     jac: Any, unravel: Callable[[jax.Array], Any], residuals: Any, args: Any, dtype: Any
 ) -> Gram | None:
-    """Function that sums the Gram matrix over chunks of rows; None if `jac` has no chunks."""
+    """Make a function that sums the Gram matrix over chunks of rows, or None without chunks."""
     if getattr(jac, "fold", None) is None or jac.chunk_size is None:
         return None
     # `unflatten` casts to the dtype of a leaf, and bfloat16 would round the factors `d` and `w`.
@@ -234,7 +234,7 @@ def _concatenate_blocks(blocks: Any, residuals: Any, params: Any, dtype: Any) ->
 def _leaf_rows(
     branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any
 ) -> jax.Array:
-    """Jacobian rows of a leaf of the residuals; a complex leaf has real, then imaginary rows."""
+    """Concatenate the Jacobian rows of a residual leaf, with real before imaginary rows."""
     pairs, treedef = leaves_with_names(params)
     rows = f"{leaf_text(residual_path)} of the residuals"
     params_in_list = type(params) in (list, tuple)

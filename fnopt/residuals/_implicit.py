@@ -194,10 +194,11 @@ def root_tangent(
 def after_newton(
     fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Take Newton steps; return the final point, the first step, and the next step at the end.
+    """Take Newton steps.
 
-    Near a root, the steps shrink. For functions without a root that approach zero at infinity, such
-    as `exp(x)` and `1 / x`, the residuals shrink but the steps don't.
+    The result is the final point, the first step, and the step at the final point. Near a root, the
+    steps shrink. For functions without a root that approach zero at infinity, such as `exp(x)` and
+    `1 / x`, the residuals shrink but the steps don't.
     """
 
     def newton_step(x: jax.Array) -> jax.Array:

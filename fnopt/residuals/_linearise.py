@@ -95,9 +95,9 @@ def linearise_gram(
             :func:`fnopt.jacobians.value_and_jacobian`.
 
     Returns:
-        The residuals `[m]`, :math:`U^{-1} J^T J\, U^{-1}` of shape `[n, n]` with
-        :math:`U = \mathrm{diag}(u)`, the gradient :math:`J^T r` of shape `[n]`, and the scales
-        :math:`u` of shape `[n]`.
+        The residuals `[m]`, the scaled Gram matrix :math:`U^{-1} J^T J\, U^{-1}` of shape `[n, n]`,
+        the gradient :math:`J^T r` of shape `[n]`, and the scales :math:`u` of shape `[n]`. Here
+        :math:`U = \mathrm{diag}(u)`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,7 +124,7 @@ def linearise_gram(
 
 
 def _safe_scales(J: jax.Array) -> jax.Array:
-    """Return column scales; 1 if the sum of squares neither overflows nor underflows."""
+    """Return column scales, which are 1 unless the sum of squares overflows or underflows."""
     largest = pmax_rows(jnp.max(jnp.abs(J), axis=0, initial=0))
     scales = floor_power_of_two(largest)  # division by a power of two is exact
     return jnp.where(are_squares_safe(largest), jnp.ones_like(scales), scales)

@@ -194,7 +194,7 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
 
 
 def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: Any) -> list[int]:
-    """Order in which the tied leaves can be evaluated; raise an error if there is a cycle.
+    """Sort the tied leaves so that each can be evaluated, or raise an error if there is a cycle.
 
     The functions of all ties are traced to one jaxpr. Its interpretation computes, for every value,
     the set of the tied leaves that the value depends on.
@@ -239,7 +239,7 @@ def _tied_value(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
 
 
 def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
-    """Find the constraint of the leaf at every path; None for a leaf without a constraint."""
+    """Find the constraint of the leaf at every path, or None for a leaf without a constraint."""
     named, _ = leaves_with_names(constraints, is_leaf=lambda node: isinstance(node, Constraint))
     for pattern, kind in named:
         if not isinstance(kind, Constraint):
@@ -259,7 +259,7 @@ def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
 
 
 def _free_start(kind: Value | None, leaf: Any, path: str) -> Any:
-    """Initial value of a free variable; raise an error if a leaf is outside its range."""
+    """Compute the initial value of a free variable, or raise an error if it is out of range."""
     if not isinstance(kind, (positive, interval)):
         return kind.start(jnp.asarray(leaf)) if isinstance(kind, curved) else leaf
     if first_bad(lambda leaf, *_: kind.allows(leaf), leaf, *jax.tree.leaves(kind)) is not None:
@@ -271,7 +271,7 @@ def _free_start(kind: Value | None, leaf: Any, path: str) -> Any:
 
 
 def _param_value(kind: Constraint | curved | None, leaf: Any, variables: Any) -> Any:
-    """Convert the next free variable to its param; return the initial value of other params."""
+    """Convert the next free variable to a param, or return the initial value if it isn't free."""
     if isinstance(kind, (fixed, tied)):
         return _as_array(leaf)
     value = next(variables)
@@ -326,7 +326,7 @@ def floating_start(params: Any, constraints: Any = None) -> Any:
 
 
 def as_vector(tree: Any) -> Any:
-    """Convert a list or tuple of numbers to an array; return other trees unchanged."""
+    """Convert a list or tuple of numbers to an array, and return other trees unchanged."""
     if not is_number_list(tree):
         return tree
     # Users mix integers and floats in a list, which strict promotion would reject.

@@ -74,7 +74,7 @@ def _list_to_array(prefix: Any, tree: Any) -> Any:
 
 
 def first_bad(good: Callable[..., Any], *values: Any) -> tuple[int, ...] | None:
-    """Index of the first entry where `good` is False; None without one or if an array is traced."""
+    """Index of the first entry where `good` is False, or None if all pass or an array is traced."""
     if any(isinstance(value, Tracer) for value in values):
         return None
     indices = np.argwhere(~good(*map(np.asarray, values)))

@@ -36,7 +36,7 @@ class RobustLoss(Value):
 
     @property
     def size(self) -> Any:
-        """Scale of the loss; 1 for a loss without a scale."""
+        """Scale of the loss, which is 1 if the class has no `scale`."""
         return getattr(self, "scale", 1.0)
 
 
@@ -180,8 +180,9 @@ class barron(RobustLoss):
         \left( \left( \frac{z}{b} + 1 \right)^{\alpha / 2} - 1 \right), \qquad b = |\alpha - 2|
 
     and the limits of this formula. The loss is least squares for :math:`\alpha = 2`, soft L1 for 1,
-    Cauchy (:math:`2 \ln(1 + z / 2)`) for 0, Geman-McClure for -2, and Welsch
-    (:math:`2 - 2 e^{-z/2}`) for :math:`-\infty`. The loss isn't convex for :math:`\alpha < 1`.
+    Cauchy for 0, Geman-McClure for -2, and Welsch for :math:`-\infty`. For :math:`\alpha = 0`,
+    :math:`\rho(z) = 2 \ln(1 + z / 2)`, and for :math:`-\infty`, :math:`\rho(z) = 2 - 2 e^{-z/2}`.
+    The loss isn't convex for :math:`\alpha < 1`.
 
     Args:
         alpha: The shape parameter, at most 2. A smaller value reduces the influence of outliers.
@@ -316,7 +317,7 @@ def robust_slopes(loss: RobustLoss, z: jax.Array) -> tuple[jax.Array, jax.Array,
 
 
 def named_loss(name: str, scale: Any = 1.0) -> RobustLoss | None:
-    """Make the loss with SciPy's name; return None for `'linear'`.
+    """Make the loss with SciPy's name.
 
     Args:
         name: `'linear'`, `'soft_l1'`, `'huber'`, `'cauchy'`, `'arctan'`, or another loss of fnopt.

@@ -65,7 +65,7 @@ class RobustCost(Value):
         return RobustCost(self.losses, self.sizes, unit * self.unit)
 
     def cost(self, r: jax.Array) -> jax.Array:
-        """Evaluate the cost; it is infinite if a residual isn't finite."""
+        """Evaluate the cost, which is infinite if a residual isn't finite."""
         return _finite_sum(self._map(_costs, r), r, jnp.inf)
 
     def clipped_cost(self, r: jax.Array) -> jax.Array:
@@ -88,7 +88,9 @@ class RobustCost(Value):
     def reduction(
         self, before: jax.Array, after: jax.Array, pulled: jax.Array | None = None
     ) -> jax.Array:
-        r"""Actual reduction of the cost by a step; minus infinity if the cost isn't finite.
+        r"""Actual reduction of the cost by a step.
+
+        The reduction is minus infinity if the cost after the step isn't finite.
 
         Args:
             before: The residuals before the step, of shape `[m]`.
@@ -156,7 +158,7 @@ class RobustCost(Value):
 
 
 def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
-    """Return half the sum of the terms; `otherwise` if the sum or a residual isn't finite."""
+    """Return half the sum of the terms, or `otherwise` if the sum or a residual isn't finite."""
     total = jnp.asarray(0.5, r.dtype) * psum_rows(jnp.sum(terms))
     finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(r))
     return jnp.where(finite, total, jnp.asarray(otherwise, r.dtype))
@@ -179,7 +181,7 @@ def _costs(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
 
 
 def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) -> jax.Array:
-    r"""Compute :math:`c^2 \rho(z)`; the square itself if `z` is below machine epsilon."""
+    r"""Compute :math:`c^2 \rho(z)`, or the square itself if `z` is below machine epsilon."""
     # rho(z) = z to rounding error then. The product might be inf * 0, because c^2 may overflow.
     is_square = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)
     c_squared = jnp.where(is_square, jnp.ones_like(c), c * c)
@@ -251,7 +253,7 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
 
 
 def as_loss(loss: Any, scale: Any = 1.0) -> RobustLoss | None:
-    """Convert a name or a function to a loss with a scale; return None for least squares."""
+    """Convert a name or a function to a loss with a scale, or return None for least squares."""
     if isinstance(loss, str):
         return named_loss(loss, scale)
     if loss is None or isinstance(loss, RobustLoss):

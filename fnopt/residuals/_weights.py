@@ -119,7 +119,7 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
 def _array_like(
     leaf: Any, value: Any, path: str, what: str, good: Callable[[Any], Any], expected: str
 ) -> jax.Array:
-    """Broadcast a value to its leaf; raise an error for a concrete number that fails `good`."""
+    """Broadcast a value to its leaf, or raise an error if a concrete number fails `good`."""
     value = as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(leaf.shape)
     bad = first_bad(good, value)
     if bad is not None:

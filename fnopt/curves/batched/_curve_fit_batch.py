@@ -70,23 +70,23 @@ def curve_fit_batch(
 
     The method is Levenberg-Marquardt as in :func:`fnopt.least_squares`, but without geodesic
     acceleration, and with an unrolled Cholesky factorization of the normal equations instead of QR.
-    Trust region, bounds, stopping tests and certificate are the same. With strongly correlated
-    params, the relative error is about :math:`\kappa^2 \epsilon` instead of :math:`\kappa
-    \epsilon`, where :math:`\kappa` is the condition number of the Jacobian with columns of unit
-    length. For up to 1,000 fits, :func:`fnopt.least_squares` repeats the failed fits. The unrolled
-    factorization is efficient for about a dozen params at most.
+    Trust region, bounds, stopping tests and certificate are the same. Let :math:`\kappa` be the
+    condition number of the Jacobian with columns of unit length. The relative error is about
+    :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`. For up to 1,000 fits,
+    :func:`fnopt.least_squares` repeats the failed fits. The unrolled factorization is efficient for
+    about a dozen params at most.
 
-    Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of
-    the loss, and arrays that `f` closes over, by the implicit function theorem.
+    Params, cost, covariance and errors can be differentiated with respect to data, bounds, the
+    scale of the loss, and arrays that `f` closes over.
 
     In an eager call, on an explicit mesh, and inside `jax.shard_map`, each fit runs on the device
     of its data. In your own `jax.jit` on an automatic mesh, the types of arrays don't contain the
     sharding, so every device would run all fits. Use `jax.shard_map` in this case.
 
-    The compute dtype is the common dtype of `x`, `y` and `p0`, at least float32. In float32, a fit
-    with data or `p0` below 1e-6 or above 1e6 is rescaled, because squares of numbers below 1e-19 or
-    above 1e19 underflow or overflow. The covariance may also underflow or overflow, but the
-    standard errors don't.
+    The compute dtype is the common dtype of `x`, `y` and `p0`, at least float32. In float32,
+    squares of numbers below 1e-19 underflow, and squares of numbers above 1e19 overflow. Fits with
+    data or `p0` below 1e-6 or above 1e6 are therefore rescaled. The covariance may also underflow
+    or overflow, but the standard errors don't.
 
     Args:
         f: The model of one fit, `f(x, a, b, ...)`, written with `jax.numpy`. It returns an array
@@ -105,8 +105,8 @@ def curve_fit_batch(
             numbers of points. Masked entries of `x` and `y` may have any value.
         x_per_fit: Whether `x` has a leading axis of fits.
         bounds: A pair `(lower, upper)`. Each side is a number for all params, an array of shape
-            `[n]` or `[fits, n]`, a sequence with an entry for each param, or a tree like `p0`. If
-            `p0` has names, `bounds` may be a dict keyed by name, `{"a": (0, 1)}`. None is no bound.
+            `[n]` or `[fits, n]`, a sequence of one entry per param, or a tree like `p0`. If `p0`
+            has names, `bounds` may be a dict keyed by name, `{"a": (0, 1)}`. None is no bound.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
         f_scale: The scale of a loss that is passed by name or as a function.
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
@@ -211,10 +211,10 @@ def _with_reverse_mode(task: Task) -> Task:
 
 
 def _run_lazily(run: Callable[[bool], tuple[BatchFit, jax.Array]]) -> BatchFit:
-    """Run fits without the fallback; repeat them with the fallback only if a fit failed.
+    """Run fits without the fallback, and again with the fallback only if a fit failed.
 
-    The results of the other fits are taken from the first run, so they are bitwise independent of
-    the fallback.
+    Results of fits that didn't fail are taken from the first run, so the fallback doesn't change
+    them.
     """
     fits, failed = run(False)
     if not bool(jnp.any(failed)):

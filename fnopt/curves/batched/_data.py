@@ -27,7 +27,7 @@ class FitUnits(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Data of one fit, of all fits, or shared data; None for a field in the other part."""
+    """Data of one fit or of all fits, where None is a field without data or in another object."""
 
     x: Any
     y: Any = None
@@ -45,7 +45,7 @@ class BatchData(NamedTuple):
     box: Box | None  # bounds of shape [fits, n]
 
     def fit(self, row: Callable[[jax.Array], Any]) -> BatchData:
-        """Select one fit; `row` selects the entries of this fit from an array."""
+        """Select one fit with a function `row` that selects its entries from an array."""
         return jax.tree.map(row, self._replace(shared=Points(None)))._replace(shared=self.shared)
 
     @property
@@ -89,14 +89,14 @@ def checked_y(y: Any) -> jax.Array:
 
 
 def _first_fit(data: Any) -> Any:
-    """Data of the first fit, which represent all fits in a check; None for JAX arrays."""
+    """Data of the first fit, which represent all fits in a check, or None for JAX arrays."""
     return data[:1] if isinstance(data, np.ndarray) else None
 
 
 def split_points(
     x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool
 ) -> tuple[Points, Points]:
-    """Check the data; separate data that all fits share from data with a leading axis of fits."""
+    """Check the data, and separate shared data from data with a leading axis of fits."""
     data = read(x, "x", NAME) if hasattr(x, "__array__") else x
     x = jax.tree.map(jnp.asarray, as_vector(data))
     if x_per_fit:

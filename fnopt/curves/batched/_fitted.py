@@ -37,7 +37,7 @@ def run_fits(
     split: Split | None,
     **settings: Any,
 ) -> tuple[BatchFit, jax.Array]:
-    """Run fits on the devices of their data; return results and a mask of fits for the fallback."""
+    """Run fits on the devices of their data, and also return a mask of fits for the fallback."""
 
     def run(task: Task, shared: Points, method: levenberg_marquardt, own: BatchData) -> Any:
         return _run_on_device(task, own._replace(shared=shared), method, **settings)

@@ -63,7 +63,7 @@ def differentiate_implicitly(
 
 
 def _convert_closures(task: Task, data: BatchData) -> tuple[Callable[[TaskArrays], Task], Any]:
-    """Convert a task to a function of the arrays in its closures; return also these arrays."""
+    """Convert a task to a function of the arrays in its closures, and return these arrays."""
     numbers, points = one_fit(data)
     predict, predict_consts = convert_closure(task.predict, numbers, points.x)
     jacobian, jacobian_consts = None, []

@@ -62,7 +62,7 @@ def checked_model(
 def checked_jacobian(
     jac: Any, layout: ParamLayout, data: BatchData
 ) -> Jacobian | TracedFunction | None:
-    """Check a user's Jacobian, and convert it to a `TracedFunction` if possible; None if absent."""
+    """Check a user's Jacobian, and convert it to a `TracedFunction` if possible."""
     if not has_jacobian(jac, layout.passing, NAME):
         return None
     numbers, points = one_fit(data)
@@ -93,9 +93,10 @@ def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> b
 
 
 def _trace(fn: Any, data: BatchData) -> Any:
-    """Trace a function of one fit; return it unchanged under `jit`, on a mesh, or if it fails.
+    """Trace a function of one fit to a `TracedFunction`, which can be compared.
 
-    A traced function can be compared, so a second call with an equal function reuses the program.
+    A second call with an equal function then reuses the compiled program. Under `jax.jit`, on a
+    mesh, or if tracing fails, the function is returned unchanged.
     """
     if not is_eager(data) or not jax.sharding.get_abstract_mesh().empty:
         return fn

@@ -21,7 +21,7 @@ class Split(NamedTuple):
 
 
 def split_of(arrays: Any) -> Split | None:
-    """Find the sharding of the leading axis of the first sharded array; None if there is none.
+    """Find the sharding of the leading axis of the first sharded array, or return None.
 
     On a mesh with automatic axes, only concrete arrays have a sharding. Under `jax.jit`, the
     compiler chooses the sharding.

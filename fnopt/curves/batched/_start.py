@@ -93,7 +93,7 @@ def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Par
 
 
 def _columns(value: Any, fits: int, name: str) -> list[Any] | None:
-    """Split an array or a sequence into one entry per param, `()` or `[fits]`; None for a tree."""
+    """Split an array or a sequence into one entry per param, or return None for a tree."""
     if _is_array(value) and jnp.ndim(value) in (1, 2):
         value = jnp.asarray(value)
         if value.ndim == 2 and value.shape[0] != fits:
@@ -167,6 +167,6 @@ def _per_fit(path: str, leaf: Any, fits: int, what: str) -> Any:
 
 
 def _dtype(x: Any, y: jax.Array, leaves: list[Any]) -> Any:
-    """Common dtype of all floating arrays, at least float32; Python numbers have no effect."""
+    """Common dtype of all floating arrays (not Python numbers), at least float32."""
     dtypes = [a.dtype for a in [*jax.tree.leaves(x), *leaves] if _is_array(a) and is_inexact(a)]
     return compute_dtype(y.dtype, *dtypes)

@@ -54,7 +54,7 @@ class Task(NamedTuple):
         return matmul(r, r) / 2 if losses is None else losses.cost(r)
 
     def losses_of(self, points: Points) -> RobustCost | None:
-        """Return the losses for scaled residuals; None without losses."""
+        """Return the losses for scaled residuals, or None without losses."""
         if self.losses is None or points.units is None:
             return self.losses
         return self.losses.in_unit(points.units.residuals)
@@ -84,7 +84,7 @@ class Task(NamedTuple):
         return LaneProblems(linearise, self.losses_of)
 
     def jacobian_of(self, points: Points) -> Callable[[jax.Array], jax.Array] | None:
-        """Make the user's Jacobian function of one fit's vector; None without a Jacobian."""
+        """Make the user's Jacobian function of one fit's vector, or return None without one."""
         if self.jacobian is None:
             return None
         return lambda x: jnp.stack(self.columns(tuple(x), points), axis=1)

@@ -69,6 +69,6 @@ def _scales(data: BatchData, losses: RobustCost | None) -> FitUnits:
 
 
 def _is_ordinary(size: jax.Array) -> jax.Array:
-    """Whether magnitudes need no scaling; zero and non-finite magnitudes can't be scaled."""
+    """Whether magnitudes need no scaling, or can't be scaled because they are 0 or not finite."""
     is_moderate = (size >= 1 / _ORDINARY) & (size <= _ORDINARY)
     return is_moderate | (size <= 0) | ~jnp.isfinite(size)

@@ -101,9 +101,9 @@ def _row(x: Entry, i: int) -> Entry:
 
 
 def _evaluate(entry: Entry) -> Entry:
-    """Evaluate a constant scalar of a carry, such as a loop counter; drop the value of an array.
+    """Evaluate a constant scalar of a carry, such as a loop counter, or drop an array's value.
 
-    Otherwise the deferred constants of all iterations would form a long chain.
+    Otherwise, the deferred constants of all iterations would form a long chain.
     """
     if not entry.known or entry.shape:
         return entry if entry.ids is not None else Entry(entry.shape)
@@ -118,7 +118,7 @@ def _row_union(sets: Sets, x: Entry) -> Entry:
 
 
 def _fixed_point(sets: Sets, iterate: Iteration, carry: list[Entry]) -> list[Entry]:
-    """Iterate the sets of a carry to their fixed point; ALL if there are too many iterations."""
+    """Iterate the sets of a carry to their fixed point, or to ALL after too many iterations."""
     # The values of the carry change in every iteration, so they are unknown.
     carry = [entry if entry.ids is not None else Entry(entry.shape) for entry in carry]
     for _ in range(_ROUNDS):

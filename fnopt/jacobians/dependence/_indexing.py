@@ -37,7 +37,8 @@ def dynamic_update_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list
 def _axes_of_unknown_start(
     starts: list[Entry], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Axes along which the start of a slice is unknown; a slice of a whole axis starts at 0."""
+    """Axes along which the start of a slice is unknown."""
+    # A slice of a whole axis starts at 0, because JAX clamps the start.
     axes = enumerate(zip(starts, shape, sizes, strict=True))
     return tuple(k for k, (start, n, size) in axes if not start.known and size < n)
 
@@ -59,7 +60,7 @@ def _window(
 
 
 def gather(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.gather`: the union along axes with unknown indices; empty sets out of bounds."""
+    """`lax.gather`: the union along axes with unknown indices, and empty sets out of bounds."""
     operand, indices = inputs
     p = op.params
     positions, unknown = _known_indices(indices, p["dimension_numbers"].start_index_map)
@@ -77,7 +78,7 @@ def _known_indices(indices: Entry, axes: tuple[int, ...]) -> tuple[np.ndarray, t
 
 
 def gather_numbers(ids: np.ndarray, indices: np.ndarray, params: dict[str, Any]) -> np.ndarray:
-    """`lax.gather` of a NumPy array; 0 for indices out of bounds."""
+    """`lax.gather` of a NumPy array, with 0 for indices out of bounds."""
     return np.asarray(lax.gather(ids, indices, fill_value=0, **params))
 
 

@@ -25,7 +25,7 @@ def each_by_itself(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.nd
 
 
 def mul(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.mul` by a constant; products with a zero constant depend on no input."""
+    """`lax.mul` by a constant, where products with a zero depend on no input."""
     (ids,) = elementwise(sets, op, inputs)
     for entry in inputs:
         if entry.known:

@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
     @property
     def sets(self) -> np.ndarray:
-        """The sets of the elements; empty sets if the variable depends on no input."""
+        """The sets of the elements, which are empty if the variable depends on no input."""
         return np.zeros(self.shape, np.int32) if self.ids is None else self.ids
 
     @property
@@ -94,7 +94,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(value: Any) -> Entry:
-    """Abstract value of a constant of a jaxpr; without a value if it is a tracer of the caller."""
+    """Abstract value of a constant of a jaxpr, which is unknown if it is a tracer of the caller."""
     shape = tuple(np.shape(value))
     if isinstance(value, Tracer):
         return Entry(shape)
@@ -187,5 +187,5 @@ def rule(derive: Derive, reads: str = "", ignores: str = "") -> DependenceRule:
 
 
 def shape_of(variable: Any) -> tuple[int, ...]:
-    """Shape of a jaxpr variable; `()` for a token, which has no shape."""
+    """Shape of a jaxpr variable, or `()` for a token, which has no shape."""
     return tuple(getattr(variable.aval, "shape", ()))

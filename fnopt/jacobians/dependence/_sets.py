@@ -1,4 +1,4 @@
-"""Table of sets of inputs; an array of sets is represented by indices in the table."""
+"""Table of sets of inputs, to which integer arrays of set indices refer."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Sets:
         return result
 
     def _unite(self, result: np.ndarray, groups: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Write the unions of groups with several sets to `result`; the groups are sorted."""
+        """Write the unions of sorted groups with several sets to `result`."""
         if self.entries(ids) > _MOST:
             result[groups] = ALL
             return result
@@ -128,7 +128,7 @@ class Sets:
         return result
 
     def _append(self, members: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """Append sets to the table, which are slices of `members`; return their indices."""
+        """Append slices of `members` to the table as new sets, and return their indices."""
         used = self._used + members.size
         if used > self._pool.size:
             # The pool at least doubles, so that many small additions don't copy it each time.

@@ -46,9 +46,10 @@ def bcsr_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarra
 
 
 def _bcoo_indices(data: Entry, indices: Entry, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Indices `[entries, axes]` of the entries of a BCOO array; None if they are unknown.
+    """Indices `[entries, axes]` of the entries of a BCOO array.
 
-    None also stands for an array whose entries are arrays (with dense axes) instead of numbers.
+    The result is None if the indices are unknown, or if the array has dense axes, so that its
+    entries are arrays.
     """
     batch = len(indices.shape) - 2
     are_numbers = len(data.shape) == batch + 1 and batch + indices.shape[-1] == len(shape)
@@ -58,7 +59,7 @@ def _bcoo_indices(data: Entry, indices: Entry, shape: tuple[int, ...]) -> np.nda
 def _bcsr_indices(
     data: Entry, columns: Entry, starts: Entry, shape: tuple[int, ...]
 ) -> np.ndarray | None:
-    """Indices `[entries, axes]` of the entries of a BCSR array; None as in `_bcoo_indices`."""
+    """Indices `[entries, axes]` of the entries of a BCSR array, or None as in `_bcoo_indices`."""
     are_numbers = data.shape == columns.shape and len(columns.shape) + 1 == len(shape)
     if not (columns.known and starts.known and are_numbers):
         return None
@@ -66,7 +67,7 @@ def _bcsr_indices(
 
 
 def _row_and_column(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Indices `[..., entries, 2]` of a BCSR array; the row is out of bounds for padding."""
+    """Indices `[..., entries, 2]` of a BCSR array, whose padding has a row out of bounds."""
     batch = columns.shape[:-1]
     starts = np.broadcast_to(starts, (*batch, starts.shape[-1])).reshape(-1, starts.shape[-1])
     entries = np.arange(columns.shape[-1])
@@ -119,7 +120,8 @@ def _dense(op: Operation, indices: np.ndarray, data: Entry) -> list[np.ndarray]:
 
 
 def _entry_values(data: jax.Array, indices: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-    """Values of the entries in the order of `indices`; batch axes of `data` may have length 1."""
+    """Values of the entries in the order of `indices`."""
+    # Batch axes of `data` may have length 1.
     batch = shape[: data.ndim - 1]
     entries = indices.shape[0] // max(math.prod(batch), 1)
     return jnp.broadcast_to(data, (*batch, entries)).reshape(-1)

@@ -80,7 +80,7 @@ def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarr
 def _nonzero_mask(
     entry: Entry, batch: tuple[int, ...], contract: tuple[int, ...]
 ) -> tuple[np.ndarray | None, int]:
-    """Mask `[batch, columns, contracted]` of nonzeros (None if unknown); the number of columns."""
+    """Mask `[batch, columns, contracted]` of nonzeros (None if unknown), and number of columns."""
     free = set(range(len(entry.shape))) - {*batch, *contract}
     columns = math.prod(entry.shape[k] for k in free)
     return (_as_matrices(entry.value() != 0, batch, contract) if entry.known else None), columns

@@ -277,7 +277,7 @@ def _check_function(f: Any) -> None:
 
 
 def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, loss: Any) -> bool:
-    """Whether the variance of the data is known, or an error for contradictory options."""
+    """Check the options for contradictions, and return whether the variance of data is known."""
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"curve_fit: likelihood = {likelihood!r}, expected one of {LIKELIHOODS}.")
     if likelihood is None:

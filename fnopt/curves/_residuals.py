@@ -213,7 +213,7 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
 
 
 def has_jacobian(jac: Any, passing: str, name: str) -> bool:
-    """Whether `jac` is a function, or an error if the params aren't separate numbers."""
+    """Check `jac` and its calling convention, and return whether `jac` is a function."""
     if not callable(jac):
         if jac not in (None, *SCHEMES):
             raise ValueError(f"{name}: jac = {jac!r}, expected a function jac(x, a, b, ...).")

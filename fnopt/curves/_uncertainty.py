@@ -102,7 +102,7 @@ def _data_deviation(solution: Solution) -> jax.Array:
 
 
 def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
-    """Quantile of Student's t distribution, or of the normal one for a known variance."""
+    """Quantile of Student's t distribution, or of the normal distribution for a known variance."""
     if not hasattr(level, "__float__") or not 0 < level < 1:
         raise ValueError(f"level = {level!r}, expected a fraction between 0 and 1, such as 0.95.")
     dof = jnp.inf if absolute_sigma else solution.dof

@@ -14,7 +14,8 @@ from fnopt.jacobians._flat import vector_function
 from fnopt.jacobians._sparse import sparse_jacobian
 
 _NAME = "check_sparsity"
-_SLACK = 1e3  # in machine epsilons, because the sums over a row of a large Jacobian round often
+# Tolerance in machine epsilons; the sum over a row of a large Jacobian has many rounding errors.
+_SLACK = 1e3
 
 
 def check_sparsity(

@@ -37,15 +37,15 @@ class Sparsity(ColumnColours):
     summed, and the sums contain all entries of the matrix. The entry in row `i` and column `j` is
     in row `i` of the sum for the color of `j`.
 
-    Patterns are compared by identity, because comparing large index arrays takes long. A program
-    that was compiled for a pattern is therefore not reused for an equal pattern.
+    Patterns are compared by identity. A program that was compiled for one object isn't reused for
+    another object, even if the patterns are equal.
 
     Args:
         rows: The row of every entry, int array of shape `[entries]`.
         cols: The column of every entry, int array of shape `[entries]`.
         shape: The numbers of rows and of columns.
-        leaves: The shapes of the params' leaves. If known, the elimination of a sparse problem
-            keeps the entries of a slice of a leaf together.
+        leaves: The shapes of the params' leaves. If known, the slices of a leaf along its first
+            axis may be eliminated as blocks.
 
     Example:
         >>> import numpy as np
@@ -100,18 +100,18 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
     order = np.argsort(cols, kind="stable")
     starts = np.searchsorted(cols[order], np.arange(columns + 1))
     by_column = rows[order].tolist()
-    used: dict[int, int] = {}  # the colors in each row, as the bits of a Python integer
+    row_colours: dict[int, int] = {}  # the colors in each row, as the bits of a Python integer
     colour = np.full(columns, -1, np.int32)
     for j, (lo, hi) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         if lo == hi:
             continue
         mask = 0
         for i in by_column[lo:hi]:
-            mask |= used.get(i, 0)
-        free = ~mask & (mask + 1)  # the lowest bit that isn't set
-        colour[j] = free.bit_length() - 1
+            mask |= row_colours.get(i, 0)
+        lowest = ~mask & (mask + 1)  # the lowest bit that isn't set
+        colour[j] = lowest.bit_length() - 1
         for i in by_column[lo:hi]:
-            used[i] = used.get(i, 0) | free
+            row_colours[i] = row_colours.get(i, 0) | lowest
     return colour
 
 

@@ -24,7 +24,7 @@ def linearise(
 ) -> tuple[jax.Array, jax.Array]:
     r"""Evaluate the residuals and their Jacobian :math:`J_{ij} = \partial r_i / \partial x_j`.
 
-    A user-supplied Jacobian is used if there is one; otherwise JAX differentiates the function.
+    The user's Jacobian is used if there is one. Otherwise, JAX differentiates the function.
 
     Args:
         flat: The residual function.
@@ -136,7 +136,7 @@ def _gram_by_rows(
     value, pull = jax.vjp(r, x)
 
     def add(G: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
-        # The last chunk has row indices beyond `m`; their cotangents are zero and add nothing.
+        # Row indices beyond `m` in the last chunk have zero cotangents, which add nothing.
         units = (rows[:, None] == jnp.arange(m)).astype(value.dtype)
         return G + gram(
             jax.vmap(lambda e: pull(reshard_like(pvary_like(e, value), value))[0])(units)

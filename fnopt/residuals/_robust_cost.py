@@ -17,8 +17,8 @@ from fnopt.sharding import any_row, psum_rows
 # Lower bound of a loss's curvature, relative to the slope. Triggs et al. (2000) and Ceres replace a
 # curvature that isn't positive by the slope (1 here). With a tiny curvature, params that only an
 # outlier determines take long steps, which slow down the other params. 540 fits with 15 % of
-# outliers took 12,058 evaluations with 0.05, 10,510 with 0.3, 8,885 with 0.6 and 11,601 with 1, and
-# found equally many correct solutions. `python -m benchmarks robust_fits` has similar fits.
+# outliers took 12,058 evaluations with 0.05, 10,510 with 0.3, 8,885 with 0.6 and 11,601 with 1. The
+# number of correct solutions was equal. `python -m benchmarks robust_fits` has similar fits.
 _FLOOR = 0.6
 # Ratio of residual to scale above which a residual is a large outlier. With a linear loss, its cost
 # is over 100 times larger than the others, which then lose two of float32's seven digits.

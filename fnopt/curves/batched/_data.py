@@ -117,7 +117,7 @@ def split_points(
         if value.ndim == y.ndim and value.shape[0] == y.shape[0]:
             own = own._replace(**{name: value})
         else:
-            has_fit_axis = value.ndim == y.ndim  # of length one
+            has_fit_axis = value.ndim == y.ndim  # an axis of length 1, which broadcasts to all fits
             shared = shared._replace(**{name: value[0] if has_fit_axis else value})
     return jax.tree.map(replicate, shared), jax.tree.map(_shard_fits_only, own)
 

@@ -14,9 +14,9 @@ from fnopt.residuals import RobustCost
 
 # float32 numbers between _ORDINARY and its inverse aren't scaled, because products of four such
 # numbers are in range, for example the square of a derivative. Larger residuals are scaled to
-# _LARGE, smaller residuals to _SMALL. A param with an initial guess of zero isn't scaled, so the
-# derivatives may differ from the residuals by as large a factor as the data from 1. The squares of
-# derivatives and residuals are in range for data from 2**-108 to 2**96.
+# _LARGE, smaller residuals to _SMALL. A param with an initial guess of zero isn't scaled. The ratio
+# of derivatives to residuals may then be as far from 1 as the data. The squares of derivatives and
+# residuals are in range for data from 2**-108 to 2**96.
 _ORDINARY, _SMALL, _LARGE = 2.0**20, 2.0**-36, 2.0**48
 
 

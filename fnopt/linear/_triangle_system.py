@@ -118,17 +118,17 @@ class TriangleSystem:
         points. Relative to these norms, the effect of a param could be below rounding noise.
         """
         columns = norm(self.triangle.L, axis=1)
-        return self.minimum_norm(jnp.where(columns > 0, columns, jnp.ones_like(columns)))
+        return self.shortest(jnp.where(columns > 0, columns, jnp.ones_like(columns)))
 
-    def minimum_norm(self, scale: jax.Array) -> DampedStep:
+    def shortest(self, unit: jax.Array) -> DampedStep:
         """Return the full step of minimum scaled norm, in directions above rounding noise.
 
         Args:
-            scale: The scale of every param, of shape `[k]`.
+            unit: The scale of every param, of shape `[k]`.
         """
         L, c = self.triangle
-        factors = singular_triangle(Triangle(L / scale[:, None], c))
-        p = -matmul(factors.Vt.T, gauss_newton_solution(factors, self.size)) / scale
+        factors = singular_triangle(Triangle(L / unit[:, None], c))
+        p = -matmul(factors.Vt.T, gauss_newton_solution(factors, self.size)) / unit
         model_norm = self.model_norm(p)
         half = jnp.asarray(0.5, p.dtype)
         return DampedStep(p, jnp.zeros_like(model_norm), model_norm, half * model_norm)
@@ -177,7 +177,7 @@ class LiftedSystem:
     def gauss_newton(self) -> DampedStep:
         """Return the minimum-norm full step."""
         c = self.rows.triangle.c
-        return self._lift(self.rows.minimum_norm(jnp.ones_like(c)))
+        return self._lift(self.rows.shortest(jnp.ones_like(c)))
 
     def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array]:
         """Return the function from residuals to the solution with the damping of a step."""

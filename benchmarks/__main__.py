@@ -37,8 +37,8 @@ def case_names() -> list[str]:
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    known = case_names()
-    parser.add_argument("case", nargs="*", help=f"part of a name; default: all of {known}")
+    names = case_names()
+    parser.add_argument("case", nargs="*", help=f"part of a name; default: all of {names}")
     parser.add_argument(
         "--smoke", action="store_true", help="run tiny sizes, to test the benchmark"
     )
@@ -57,13 +57,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--baseline", type=Path, metavar="FILE", help="fail if a metric is worse than in FILE"
     )
     args = parser.parse_args(argv)
-    args.chosen = [c for c in known if not args.case or any(part in c for part in args.case)]
+    args.chosen = [c for c in names if not args.case or any(part in c for part in args.case)]
     if args.smoke and args.baseline:
         parser.error("--baseline needs a full run, got --smoke, whose tiny sizes have other ratios")
     if args.jobs != 1 and (not args.smoke or args.json):
         parser.error("--jobs needs --smoke without --json, because parallel cases disturb timings")
     if not args.chosen:
-        parser.error(f"no case has a name with {args.case}, expected parts of {known}")
+        parser.error(f"no case has a name with {args.case}, expected parts of {names}")
     return args
 
 

@@ -93,7 +93,7 @@ def fitters(settings: Settings) -> list[Fitter]:
         else:
             installed += fits
     candidates = [f for f in installed if f.name in A_FEW] if settings.smoke else installed
-    names = settings.chosen(f.name for f in candidates)
+    names = settings.select(f.name for f in candidates)
     return [f for f in candidates if f.name in names]
 
 

@@ -122,13 +122,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks paths", description=__doc__)
     parser.add_argument("methods", nargs="*", metavar="METHOD")
     record = read() if RECORD.exists() else {}
-    known = recipes()
-    for name in parser.parse_args(argv).methods or known:
+    recipe_names = recipes()
+    for name in parser.parse_args(argv).methods or recipe_names:
         runs = {f.__name__: functools.partial(run, name, f) for f in (parabola, rosenbrock)}
         record[name] = {function: make(START[function]) for function, make in runs.items()}
         ends = ", ".join(
             f"{f} {r['values'][-1]:.1e} at {r['rate']:g}" for f, r in record[name].items()
         )
         print(f"{name:28} {ends}", flush=True)
-        RECORD.write_text(as_json({n: runs for n, runs in record.items() if n in known}))
+        RECORD.write_text(as_json({n: runs for n, runs in record.items() if n in recipe_names}))
     return 0

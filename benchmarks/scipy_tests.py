@@ -89,24 +89,24 @@ class NumPy:
 
 
 class Writes(ast.NodeTransformer):
-    """Replace `x[i] = value` and `x[i] += value` by `x = _written(x, i, value)`."""
+    """Replace `x[i] = value` and `x[i] += value` by `x = _write_entry(x, i, value)`."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        return self._written(node, node.targets[0], node.value)
+        return self._replace(node, node.targets[0], node.value)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:
-        return self._written(node, node.target, ast.BinOp(node.target, node.op, node.value))
+        return self._replace(node, node.target, ast.BinOp(node.target, node.op, node.value))
 
-    def _written(self, node: ast.stmt, target: ast.expr, value: ast.expr) -> ast.stmt:
+    def _replace(self, node: ast.stmt, target: ast.expr, value: ast.expr) -> ast.stmt:
         if not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)):
             return node
         name = target.value.id
         index = ast.unparse(target).replace(name, "_index", 1)  # `_index[1:]` of `x[1:]`
-        new = ast.parse(f"{name} = _written({name}, {index}, {ast.unparse(value)})").body[0]
+        new = ast.parse(f"{name} = _write_entry({name}, {index}, {ast.unparse(value)})").body[0]
         return ast.increment_lineno(new, node.lineno - 1)
 
 
-def written(array: Any, index: Any, value: Any) -> Any:
+def write_entry(array: Any, index: Any, value: Any) -> Any:
     """Write an entry: in place for NumPy arrays, to a new array for JAX arrays."""
     if isinstance(array, jax.Array) or isinstance(value, jax.Array):
         return jnp.asarray(array).at[index].set(value)
@@ -135,7 +135,7 @@ def replace_names(module: types.ModuleType) -> None:
         assert_raises=raises,
         lil_array=in_fits(jnp.zeros, scipy.sparse.lil_array),
         aslinearoperator=in_fits(lambda array: array, scipy.sparse.linalg.aslinearoperator),
-        _written=written,
+        _write_entry=write_entry,
         _index=np.s_,
     )
 

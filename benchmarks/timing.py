@@ -23,7 +23,7 @@ class Settings:
     smoke: bool = False
     solvers: tuple[str, ...] = ()  # names; all if empty
 
-    def chosen(self, names: Iterable[str]) -> list[str]:
+    def select(self, names: Iterable[str]) -> list[str]:
         """Select the solvers to run from the solvers of a case."""
         return [name for name in names if not self.solvers or name in self.solvers]
 

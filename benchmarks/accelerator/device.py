@@ -25,14 +25,14 @@ def versions() -> list[dict[str, Any]]:
     """Return the name of the device and the versions of the packages."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in ("jax", "jaxlib", "optax", "numpy"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
+            versions[package] = "not installed"
     device = jax.devices()[0]
-    return [{"platform": device.platform, "device": device.device_kind} | found]
+    return [{"platform": device.platform, "device": device.device_kind} | versions]
 
 
 def copy(run: Run) -> list[dict[str, Any]]:

@@ -111,8 +111,8 @@ def kernels(program: Any) -> int | None:
 def _work(bodies: dict[str, list[str]], name: str) -> int:
     total = 0
     for line in bodies.get(name, []):
-        found = _INSTRUCTION.match(line)
-        operation = found.group(1) if found else "parameter"
+        match = _INSTRUCTION.match(line)
+        operation = match.group(1) if match else "parameter"
         called = _CALLED.search(line)
         if operation == "call" and called:
             total += _work(bodies, called.group(1))
@@ -155,13 +155,13 @@ def seconds_per_step(loops: Mapping[str, Loop], run: Run) -> dict[str, dict[str,
     for name, loop in loops.items():
         loop.times(1)
         counts[name] = min(500, max(1, round(run.seconds / max(loop.times(2) / 2, 1e-7))))
-    taken: dict[str, list[float]] = {name: [] for name in loops}
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
     for i in range(run.rounds):
         for name in list(loops)[:: 1 if i % 2 == 0 else -1]:
-            taken[name].append(loops[name].times(counts[name]) / counts[name])
+            seconds[name].append(loops[name].times(counts[name]) / counts[name])
     return {
         name: {"seconds": statistics.median(t), "least_s": min(t), "largest_s": max(t)}
-        for name, t in taken.items()
+        for name, t in seconds.items()
     }
 
 

@@ -190,6 +190,6 @@ def layered(run: Run, optimizers: dict[str, Any]) -> list[dict[str, Any]]:
     width = run.pick(2048, 64)
     params = jnp.ones(width), normal(0, (run.pick(LAYERS, 4), width, width))
     x = normal(1, (run.pick(64, 2), width))
-    chosen = {"plain, adamw": layered_variants(fnopt.adamw(1e-3))["plain"]}
-    chosen |= {f"layered, {n}": layered_variants(tx)["layered"] for n, tx in optimizers.items()}
-    return steps(run, {n: (*variant, params, (x,)) for n, variant in chosen.items()})
+    variants = {"plain, adamw": layered_variants(fnopt.adamw(1e-3))["plain"]}
+    variants |= {f"layered, {n}": layered_variants(tx)["layered"] for n, tx in optimizers.items()}
+    return steps(run, {n: (*variant, params, (x,)) for n, variant in variants.items()})

@@ -67,8 +67,8 @@ def _scaled(row: Row, key: str, unit: float) -> str:
 
 def columns(row: Row, copies: float | None) -> dict[str, str]:
     """Return the nonempty cells of a row."""
-    moved = row.get("bytes")
-    rate = moved / row["seconds"] if moved and "seconds" in row else None
+    nbytes = row.get("bytes")
+    rate = nbytes / row["seconds"] if nbytes and "seconds" in row else None
     percent = "" if not copies or not rate else f"{100 * rate / copies:.0f} %"
     spread = f"{_ms(row, 'least_s')} to {_ms(row, 'largest_s')}" if "least_s" in row else ""
     cells = {

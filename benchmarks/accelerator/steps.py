@@ -64,10 +64,10 @@ def minimum_bytes(name: str, params: Any, state: Any, grads: Any) -> int:
     A global norm reads the gradients a second time. LAMB's norms of leaves read params and moments
     a second time.
     """
-    once = 2 * nbytes(params) + 2 * nbytes(state) + nbytes(grads)
+    step_bytes = 2 * nbytes(params) + 2 * nbytes(state) + nbytes(grads)
     if name == "clip + adamw":
-        return once + nbytes(grads)
-    return once + (nbytes(params) + nbytes(state) if name == "lamb" else 0)
+        return step_bytes + nbytes(grads)
+    return step_bytes + (nbytes(params) + nbytes(state) if name == "lamb" else 0)
 
 
 def step_case(run: Run, name: str, total: int, leaves: int, dtype: str = "float32") -> Case:
@@ -128,13 +128,13 @@ def compare(
     for variant, tx in optimizers.items():
         params, step = tree(0), train_step(tx, fnopt.apply_updates)
         state = jax.jit(tx.init)(params)
-        moved = minimum_bytes(name, params, state, grads)
+        step_bytes = minimum_bytes(name, params, state, grads)
         functions = {variant: (step, 1)}
         if many and name == "adamw":
             functions[f"{variant}, looped"] = (many_steps(step), LOOPED)
         for label, (fn, steps) in functions.items():
             program = compiled(fn, params, state, grads, donate_argnums=(0, 1))
-            row = {"variant": label, "params": size, "bytes": moved, "steps": steps}
+            row = {"variant": label, "params": size, "bytes": step_bytes, "steps": steps}
             rows[label] = row | program.facts()
             # Each function donates its carry, so two functions need two copies.
             carry = copy((params, state)) if len(functions) > 1 else (params, state)

@@ -106,9 +106,9 @@ def main() -> None:
     for name, step, args in steps():
         program = compiled(step, *args)
         size = sum(x.size for x in jax.tree.leaves(args[0]))
-        moved = traffic(program.as_text()) / size
+        bytes_per_param = traffic(program.as_text()) / size
         temporary, peak = ((f(program) or 0) / size for f in (temporary_bytes, peak_bytes))
-        row = f"{moved:.1f} | {kernels(program)} | {temporary:.2f} | {peak / 4:.2f}"
+        row = f"{bytes_per_param:.1f} | {kernels(program)} | {temporary:.2f} | {peak / 4:.2f}"
         print(f"| {name} | {row} |", flush=True)
 
 

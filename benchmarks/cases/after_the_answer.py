@@ -70,7 +70,7 @@ PROBLEMS = {
 def run(settings: Settings) -> Iterator[Metric]:
     """Count for all problems, solvers and dtypes."""
     names = ["decay"] if settings.smoke else list(PROBLEMS)
-    solvers = settings.chosen(list(SOLVERS)[: 1 if settings.smoke else None])
+    solvers = settings.select(list(SOLVERS)[: 1 if settings.smoke else None])
     for dtype in ("float64", "float32"):
         for name in solvers:
             counts = {k: _count_fnopt(k, SOLVERS[name](), dtype) for k in names}

@@ -61,28 +61,28 @@ def quadratic(np, a, b, c):
     return a + b * T + c * T**2 / 4
 
 
-def _padded(np, *residuals):
+def _stack(np, *residuals):
     r = np.stack(residuals)
     return np.concatenate([r, np.zeros(T.size - len(r), r.dtype)])
 
 
 def rosenbrock(np, x, y, unused):
-    return _padded(np, 10 * (y - x**2), 1 - x + 0 * unused)
+    return _stack(np, 10 * (y - x**2), 1 - x + 0 * unused)
 
 
 def beale(np, x, y, unused):
     data = enumerate((1.5, 2.25, 2.625))
-    return _padded(np, *(b - x * (1 - y ** (i + 1)) + 0 * unused for i, b in data))
+    return _stack(np, *(b - x * (1 - y ** (i + 1)) + 0 * unused for i, b in data))
 
 
 def box3d(np, x, y, z):
     t = 0.1 * np.arange(1, 11)
-    return _padded(np, *(np.exp(-t * x) - np.exp(-t * y) - z * (np.exp(-t) - np.exp(-10 * t))))
+    return _stack(np, *(np.exp(-t * x) - np.exp(-t * y) - z * (np.exp(-t) - np.exp(-10 * t))))
 
 
 def helical(np, x, y, z):
     turn = np.arctan2(y, x) / (2 * np.pi)
-    return _padded(np, 10 * (z - 10 * turn), 10 * (np.sqrt(x**2 + y**2) - 1), z)
+    return _stack(np, 10 * (z - 10 * turn), 10 * (np.sqrt(x**2 + y**2) - 1), z)
 
 
 MGH = [  # boxes of Gay (1984), and boxes around the minimum
@@ -112,7 +112,7 @@ def sines() -> dict[str, list[Fit]]:
     }
 
 
-def others() -> dict[str, list[Fit]]:
+def other_models() -> dict[str, list[Fit]]:
     """Return the fits of the other models, each with 40 initial guesses."""
     rng = np.random.default_rng(0)
 
@@ -126,8 +126,8 @@ def others() -> dict[str, list[Fit]]:
         return np.array(x) * factor ** rng.uniform(-1, 1, 3)
 
     def on_a_bound(x, ends):
-        at = rng.integers(3)
-        return np.where(np.arange(3) == at, rng.choice(ends), x)
+        index = rng.integers(3)
+        return np.where(np.arange(3) == index, rng.choice(ends), x)
 
     def mgh(model, lower, upper):
         box = np.array(lower, float), np.array(upper, float)
@@ -184,7 +184,9 @@ def others() -> dict[str, list[Fit]]:
 
 def run(settings: Settings) -> Iterator[Metric]:
     """Count for each group, in float64."""
-    groups = {"sines": sines()["sines, phase 3.0"][:4]} if settings.smoke else sines() | others()
+    groups = (
+        {"sines": sines()["sines, phase 3.0"][:4]} if settings.smoke else sines() | other_models()
+    )
     fits = [fit for group in groups.values() for fit in group]
     peers = [_scipy(fit) for fit in fits]
     with jax.enable_x64(True):
@@ -192,10 +194,10 @@ def run(settings: Settings) -> Iterator[Metric]:
     best: dict[Any, float] = {}
     for fit, *ends in zip(fits, ours, peers, strict=True):
         best[_data(fit)] = min(best.get(_data(fit), INF), *(end[0] for end in ends))
-    at = 0
+    first = 0
     for name, group in groups.items():
-        part = slice(at, at + len(group))
-        at = part.stop
+        part = slice(first, first + len(group))
+        first = part.stop
         yield _figure(name, group, ours[part], peers[part], best)
 
 

@@ -77,7 +77,7 @@ def run(settings: Settings) -> Iterator[Metric]:
     for problem in _problems(settings.smoke):
         groups[len(problem.starts[0])].append(problem)
     for dtype in ("float32",) if settings.smoke else ("float32", "float64"):
-        for name in settings.chosen(list(SOLVERS)[: 1 if settings.smoke else None]):
+        for name in settings.select(list(SOLVERS)[: 1 if settings.smoke else None]):
             total = collections.Counter()
             for group in groups.values():
                 total.update(_counted(group, SOLVERS[name](), dtype))
@@ -138,10 +138,10 @@ def _counted(group: list[Around], solver: Any, dtype: str) -> dict[str, int]:
             zero = ROUNDED * float(np.finfo(dtype).eps) ** 2 * _cost(fun, group[k].starts[0])
             outcome = _outcome(fun, jac, params, float(np.finfo(dtype).eps), zero)
             cost = _cost(fun, params)
-            known = any(abs(cost - other) <= 1e-3 * other for other in group[k].known)
+            is_known = any(abs(cost - other) <= 1e-3 * other for other in group[k].known)
             if outcome == "false" and undetermined:
                 outcome = "flagged"
-            counts["known" if known and outcome != "true" else outcome] += 1
+            counts["known" if is_known and outcome != "true" else outcome] += 1
     return counts
 
 
@@ -161,11 +161,11 @@ def _together(group: list[Around], dtype: str) -> Functions:
     shape = jax.ShapeDtypeStruct(group[0].starts[0].shape, dtype)
     counts = [jax.eval_shape(fn, shape).size for fn in plain]
 
-    def padded(fn: Any, missing: int, p: Any) -> Any:
+    def pad(fn: Any, missing: int, p: Any) -> Any:
         return jnp.pad(fn(p), (0, missing))
 
     branches = [
-        functools.partial(padded, fn, max(counts) - count)
+        functools.partial(pad, fn, max(counts) - count)
         for fn, count in zip(plain, counts, strict=True)
     ]
     return lambda p, k: lax.switch(k, branches, p)

@@ -44,7 +44,7 @@ def run(settings: Settings) -> Iterator[Metric]:
     """Run all solvers in float64, and the solvers with `float32` in float32."""
     tasks = [task(p) for p in PROBLEMS if not settings.smoke or p.name in A_FEW]
     for dtype in ("float64", "float32"):
-        chosen = [f for f in fitters(settings) if f.float32 or dtype == "float64"]
-        results = outcomes(tasks, chosen, dtype)
+        solvers = [f for f in fitters(settings) if f.float32 or dtype == "float64"]
+        results = outcomes(tasks, solvers, dtype)
         print_failures(results, dtype)
         yield from figures(results, dtype)

@@ -36,7 +36,7 @@ def family(problems: list[Smooth]) -> Callable[[Any, Any], Any]:
     return lambda x, which: jax.lax.switch(which, branches, x)
 
 
-def padded(values: Any, n: int, fill: float) -> np.ndarray:
+def pad(values: Any, n: int, fill: float) -> np.ndarray:
     """Broadcast to `n` values, and pad with `fill` to the size of the largest problem."""
     return np.concatenate(
         [np.broadcast_to(np.asarray(values, float), (n,)), np.full(SIZE - n, fill)]
@@ -46,12 +46,12 @@ def padded(values: Any, n: int, fill: float) -> np.ndarray:
 def sides(problem: Smooth) -> tuple[np.ndarray, np.ndarray]:
     """Return padded lower and upper bounds, infinite for parameters without a bound."""
     lower, upper = problem.bounds or (-np.inf, np.inf)
-    return padded(lower, problem.n, -np.inf), padded(upper, problem.n, np.inf)
+    return pad(lower, problem.n, -np.inf), pad(upper, problem.n, np.inf)
 
 
 def start_of(problem: Smooth) -> np.ndarray:
     """Return the padded initial guess, clipped to the bounds."""
-    return np.clip(padded(problem.start, problem.n, 0), *sides(problem))
+    return np.clip(pad(problem.start, problem.n, 0), *sides(problem))
 
 
 def judge(

@@ -68,25 +68,25 @@ class Judge:
         start = self.value_and_grad(which, self._functions[which].start)[0]
         value = self.value_and_grad(which, x)[0]
 
-        def near(minimum: float) -> bool:
+        def is_near(minimum: float) -> bool:
             tolerance = relative * abs(minimum) + absolute * min(1, max(start - minimum, 0))
             return -1e-9 * abs(minimum) - 1e-12 <= value - minimum <= tolerance
 
-        if not np.isfinite(value) or any(map(near, self._known[which])):
+        if not np.isfinite(value) or any(map(is_near, self._known[which])):
             return bool(np.isfinite(value))
         lowest = value
         fun = functools.partial(self.value_and_grad, which)
         for method, options in TRIES:
             end = scipy_minimize(fun, x, jac=True, method=method, options=options)
             lowest = min(lowest, end.fun) if np.isfinite(end.fun) else lowest
-        if near(lowest):
+        if is_near(lowest):
             self._known[which].append(lowest)
-        return near(lowest)
+        return is_near(lowest)
 
     def value_and_grad(self, which: int, x: Any) -> tuple[float, np.ndarray]:
         """Return value and gradient; 1e300 and zeros if the value isn't finite."""
         n = self._functions[which].n
-        value, g = self._value_and_grad(jnp.asarray(_padded(x)), jnp.int32(which))
+        value, g = self._value_and_grad(jnp.asarray(_pad(x)), jnp.int32(which))
         finite = bool(np.isfinite(value))
         return (float(value), np.asarray(g)[:n]) if finite else (1e300, np.zeros(n))
 
@@ -160,7 +160,7 @@ def _ours(judge: Judge, method: str, dtype: str) -> Callable[[Run], tuple[np.nda
         return fnopt.minimize(lambda x: judge.family(x, which) * factor, x, method=method)
 
     def solve(one: Run) -> tuple[np.ndarray, int, bool]:
-        start, factor = jnp.asarray(_padded(one.start), dtype), jnp.asarray(one.factor, dtype)
+        start, factor = jnp.asarray(_pad(one.start), dtype), jnp.asarray(one.factor, dtype)
         end = compiled(start, jnp.int32(one.which), factor)
         x = np.asarray(end.params, float)[: one.start.size]
         return x, int(end.nfev), bool(end.converged)
@@ -180,7 +180,7 @@ def _scipy(judge: Judge, method: str) -> Callable[[Run], tuple[np.ndarray, int, 
     return solve
 
 
-def _padded(values: Any) -> np.ndarray:
+def _pad(values: Any) -> np.ndarray:
     """Pad with zeros to the size of the largest problem."""
     values = np.asarray(values, float)
     return np.concatenate([values, np.zeros(SIZE - values.size)])

@@ -45,7 +45,7 @@ def run(settings: Settings) -> Iterator[Metric]:
         raise Skipped(nist.WHERE)
     tasks = [task(name) for name in (A_FEW if settings.smoke else nist.MODELS)]
     for dtype in DIGITS:
-        chosen = [f for f in fitters(settings) if f.float32 or dtype == "float64"]
-        results = outcomes(tasks, chosen, dtype)
+        solvers = [f for f in fitters(settings) if f.float32 or dtype == "float64"]
+        results = outcomes(tasks, solvers, dtype)
         print_failures(results, dtype)
         yield from figures(results, dtype)

@@ -21,7 +21,7 @@ def run(settings: Settings) -> Iterator[Metric]:
     if not settings.smoke:
         raise Skipped("run the separate command instead: python -m benchmarks pinns")
     with tempfile.TemporaryDirectory() as folder:
-        done = [smoke(EQUATIONS[name](), Path(folder), m) for name, m in SMOKE.items()]
+        successes = [smoke(EQUATIONS[name](), Path(folder), m) for name, m in SMOKE.items()]
         record = merged(Path(folder), [*SMOKE])
     print(printed(record))
-    yield Metric("problems that ran", sum(done) / len(SMOKE), "x all", "higher")
+    yield Metric("problems that ran", sum(successes) / len(SMOKE), "x all", "higher")

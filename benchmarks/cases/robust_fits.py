@@ -98,7 +98,7 @@ def _residuals(f: Callable[..., Any], p: Any, y: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _each(f: Callable[..., Any], loss: str, y: Any, p0: Any) -> tuple[Any, ...]:
+def _fit_all(f: Callable[..., Any], loss: str, y: Any, p0: Any) -> tuple[Any, ...]:
     def one(args: tuple[Any, Any]) -> tuple[Any, ...]:
         y, p0 = args
         end = fnopt.least_squares(lambda p: _residuals(f, p, y), p0, loss=loss, f_scale=SCALE)
@@ -108,7 +108,7 @@ def _each(f: Callable[..., Any], loss: str, y: Any, p0: Any) -> tuple[Any, ...]:
 
 
 def _ours(f: Callable[..., Any], loss: str, y: Any, p0: Any) -> Ends:
-    params, converged, nfev = _each(f, loss, y, p0)
+    params, converged, nfev = _fit_all(f, loss, y, p0)
     return Ends(np.asarray(params, float), np.asarray(converged), np.asarray(nfev))
 
 

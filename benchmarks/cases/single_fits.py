@@ -50,11 +50,14 @@ def network(examples: int, *widths: int) -> Problem:
 
     def residuals(p: Any, data: Any) -> Any:  # of a batch, or of one example
         x, y = data
-        at = 0
+        offset = 0
         for k, (a, b) in enumerate(shapes):
-            W, c = p[at : at + a * b].reshape(a, b), p[at + a * b : at + (a + 1) * b]
+            W, c = (
+                p[offset : offset + a * b].reshape(a, b),
+                p[offset + a * b : offset + (a + 1) * b],
+            )
             x = (jnp.tanh(x) if k else x) @ W + c
-            at += (a + 1) * b
+            offset += (a + 1) * b
         return x[..., 0] - y
 
     parts = [rng.standard_normal((a + 1) * b) / np.sqrt(a) for a, b in shapes]

@@ -46,14 +46,17 @@ def project(camera: Any, point: Any) -> Any:
 class Scene(NamedTuple):
     """Cameras and points, and the pixels at which cameras see points."""
 
-    by: np.ndarray  # [observations], the camera
-    of: np.ndarray  # [observations], the point
-    seen: np.ndarray  # [observations, 2]
+    camera_index: np.ndarray  # [observations]
+    point_index: np.ndarray  # [observations]
+    pixels: np.ndarray  # [observations, 2]
     start: dict[str, jax.Array]
 
     def residuals(self, p: Any) -> Any:
         """Errors of the projections in pixels."""
-        return jax.vmap(project)(p["camera"][self.by], p["point"][self.of]) - self.seen
+        return (
+            jax.vmap(project)(p["camera"][self.camera_index], p["point"][self.point_index])
+            - self.pixels
+        )
 
 
 def scene(cameras: int, points: int) -> Scene:
@@ -70,32 +73,38 @@ def scene(cameras: int, points: int) -> Scene:
     camera[:, 6], camera[:, 7:] = 800 + 20 * rng.normal(size=cameras), (-0.1, 0.01)
     point = rng.normal(size=(points, 3))
     first, count = rng.integers(0, cameras - 5, points), rng.integers(2, 7, points)
-    of = np.repeat(np.arange(points), count)
-    by = np.concatenate([a + rng.permutation(6)[:k] for a, k in zip(first, count, strict=True)])
-    seen = jax.vmap(project)(camera[by], point[of]) + 0.5 * rng.normal(size=(of.size, 2))
+    point_index = np.repeat(np.arange(points), count)
+    camera_index = np.concatenate(
+        [a + rng.permutation(6)[:k] for a, k in zip(first, count, strict=True)]
+    )
+    pixels = jax.vmap(project)(camera[camera_index], point[point_index]) + 0.5 * rng.normal(
+        size=(point_index.size, 2)
+    )
     noise = np.asarray([0.02] * 3 + [0.1] * 3 + [20, 0.02, 0.005])
     start = {
         "camera": jnp.asarray(camera + noise * rng.normal(size=camera.shape)),
         "point": jnp.asarray(point + 0.1 * rng.normal(size=point.shape)),
     }
-    return Scene(by, of, np.asarray(seen), start)
+    return Scene(camera_index, point_index, np.asarray(pixels), start)
 
 
 def gtsam_of(gtsam: Any, scene: Scene) -> Callable[[Any], Any]:
     """GTSAM's optimizer, ready to run, of the same problem; its cameras look along their z-axis."""
-    turned = np.asarray([1.0, -1.0, -1.0])  # BAL's cameras look along -z
+    axes = np.asarray([1.0, -1.0, -1.0])  # BAL's cameras look along -z
     factors, values = gtsam.NonlinearFactorGraph(), gtsam.Values()
     camera, point = (np.asarray(scene.start[name]) for name in ("camera", "point"))
     for k, c in enumerate(camera):
-        R = turned[:, None] * gtsam.Rot3.Expmap(c[:3]).matrix()
-        pose = gtsam.Pose3(gtsam.Rot3(R.T), -R.T @ (turned * c[3:6]))
+        R = axes[:, None] * gtsam.Rot3.Expmap(c[:3]).matrix()
+        pose = gtsam.Pose3(gtsam.Rot3(R.T), -R.T @ (axes * c[3:6]))
         lens = gtsam.Cal3Bundler(*c[6:], 0, 0)
         values.insert(k, gtsam.PinholeCameraCal3Bundler(pose, lens))
     for k, x in enumerate(point):
         values.insert(len(camera) + k, x)
     noise, first = gtsam.noiseModel.Unit.Create(2), len(camera)
-    for k, j, pixel in zip(scene.by.tolist(), scene.of.tolist(), scene.seen, strict=True):
-        factor = gtsam.GeneralSFMFactorCal3Bundler(pixel * turned[:2], noise, k, first + j)
+    for k, j, pixel in zip(
+        scene.camera_index.tolist(), scene.point_index.tolist(), scene.pixels, strict=True
+    ):
+        factor = gtsam.GeneralSFMFactorCal3Bundler(pixel * axes[:2], noise, k, first + j)
         factors.add(factor)
     options = gtsam.LevenbergMarquardtParams.CeresDefaults()
     options.setRelativeErrorTol(TOLERANCE)
@@ -124,28 +133,28 @@ def fit_of(residuals: Callable[[Any], Any], name: str = "auto", steps: int = 100
     )
 
 
-def beside(settings: Settings) -> Iterator[Metric]:
+def bundle_adjustment(settings: Settings) -> Iterator[Metric]:
     """Compare time and cost of a bundle adjustment with other solvers."""
-    made = scene(*SIZES[settings.smoke])
-    solvers = {name: fit_of(made.residuals, name) for name in ("auto", "cg")}
-    ends = {name: jax.block_until_ready(solve(made.start)) for name, solve in solvers.items()}
-    found = {name: [float(fit.cost), float(fit.steps)] for name, fit in ends.items()}
+    problem = scene(*SIZES[settings.smoke])
+    solvers = {name: fit_of(problem.residuals, name) for name in ("auto", "cg")}
+    ends = {name: jax.block_until_ready(solve(problem.start)) for name, solve in solvers.items()}
+    results = {name: [float(fit.cost), float(fit.steps)] for name, fit in ends.items()}
     if importlib.util.find_spec("gtsam"):
-        solvers["gtsam"] = gtsam_of(peer("gtsam"), made)
-        found["gtsam"] = solvers["gtsam"](None).tolist()
-    times = [[seconds(solve, made.start) for solve in solvers.values()] for _ in range(2)]
+        solvers["gtsam"] = gtsam_of(peer("gtsam"), problem)
+        results["gtsam"] = solvers["gtsam"](None).tolist()
+    times = [[seconds(solve, problem.start) for solve in solvers.values()] for _ in range(2)]
     fastest = dict(zip(solvers, map(min, zip(*times, strict=True)), strict=True))
     size = "bundle adjustment, {} cameras x {} points".format(*SIZES[settings.smoke])
     for name, unit in {"cg": "x conjugate gradients", "gtsam": "x GTSAM"}.items():
-        if name in found:
+        if name in results:
             detail = {
                 "seconds": fastest["auto"],
                 f"seconds_of_{name}": fastest[name],
-                "steps": found["auto"][1],
-                f"steps_of_{name}": found[name][1],
+                "steps": results["auto"][1],
+                f"steps_of_{name}": results[name][1],
             }
             yield Metric(f"{size}: time", fastest["auto"] / fastest[name], unit, detail=detail)
-            cost = found["auto"][0] / found[name][0]
+            cost = results["auto"][0] / results[name][0]
             yield Metric(f"{size}: cost", cost, unit, tolerance=1e-3)
 
 
@@ -169,8 +178,8 @@ def grid(n: int) -> tuple[Callable[[Any], Any], Any]:
 
 def adjustment(n: int) -> tuple[Callable[[Any], Any], Any]:
     """Residuals of a bundle adjustment with 20 cameras and `n / 3` points, and a guess."""
-    made = scene(20, n // 3)
-    return made.residuals, made.start
+    problem = scene(20, n // 3)
+    return problem.residuals, problem.start
 
 
 def growth(settings: Settings) -> Iterator[Metric]:
@@ -192,5 +201,5 @@ def growth(settings: Settings) -> Iterator[Metric]:
 def run(settings: Settings) -> Iterator[Metric]:
     """Compare with other solvers, and measure the growth."""
     with jax.enable_x64(True):
-        yield from beside(settings)
+        yield from bundle_adjustment(settings)
         yield from growth(settings)

@@ -88,10 +88,10 @@ def net(params: Any, x: jax.Array) -> jax.Array:
 def second_derivatives(fn: Field, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return all first derivatives and all unmixed second derivatives at a point."""
 
-    def along(direction: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def directional(direction: jax.Array) -> tuple[jax.Array, jax.Array]:
         def slope(x: jax.Array) -> jax.Array:
             return jax.jvp(fn, (x,), (direction,))[1]
 
         return jax.jvp(slope, (x,), (direction,))
 
-    return jax.vmap(along)(jnp.eye(x.size, dtype=x.dtype))
+    return jax.vmap(directional)(jnp.eye(x.size, dtype=x.dtype))

@@ -102,11 +102,11 @@ def _squares(residuals: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _sums_of_squares() -> list[Smooth]:
-    known = {p.name[:8] for p in UNBOUNDED}
-    known |= {"watson9", "watson12"}
+    names = {p.name[:8] for p in UNBOUNDED}
+    names |= {"watson9", "watson12"}
     few = [p for p in PROBLEMS if len(p.start) <= SIZE]
-    new = [p for p in few if p.name not in known and p.name[:8] not in known]
-    return [Smooth(p.name, _squares(p.residuals), tuple(p.start)) for p in new]
+    problems = [p for p in few if p.name not in names and p.name[:8] not in names]
+    return [Smooth(p.name, _squares(p.residuals), tuple(p.start)) for p in problems]
 
 
 OWN = [

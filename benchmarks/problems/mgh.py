@@ -122,5 +122,5 @@ def outcome(problem: Problem, found: float, dtype: str = "float64") -> str:
     relative, absolute = _ABOVE[dtype]
     if found <= problem.minimum * (1 + relative) + absolute:
         return "solved"
-    near = any(abs(found - other) <= 1e-3 * other for other in problem.others)
-    return "local minimum" if near else "elsewhere"
+    is_known = any(abs(found - other) <= 1e-3 * other for other in problem.others)
+    return "local minimum" if is_known else "elsewhere"

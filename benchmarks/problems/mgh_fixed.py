@@ -106,9 +106,9 @@ def gulf(x: Any) -> Any:
 def box(x: Any) -> Any:
     """Problem 12, m = 10."""
     t = 0.1 * np.arange(1, 11)
-    known = _like(x, np.exp(-t) - np.exp(-10 * t))
+    y = _like(x, np.exp(-t) - np.exp(-10 * t))
     t = _like(x, t)
-    return jnp.exp(-t * x[0]) - jnp.exp(-t * x[1]) - x[2] * known
+    return jnp.exp(-t * x[0]) - jnp.exp(-t * x[1]) - x[2] * y
 
 
 def powell_singular(x: Any) -> Any:

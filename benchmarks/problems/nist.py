@@ -62,8 +62,8 @@ def parse(name: str, text: str) -> Problem:
     numbers = np.array([[float(word) for word in row.split()] for row in rows])
     data = text[text.rindex("Data:") :].splitlines()[1:]
     table = np.array([[float(word) for word in line.split()] for line in data if line.strip()])
-    found = re.search(r"Residual Sum of Squares: *(\S+)", text)
-    assert found is not None
+    match = re.search(r"Residual Sum of Squares: *(\S+)", text)
+    assert match is not None
     y, x = table[:, 0], table[:, 1:]
     if name == "Nelson":  # the model is stated for log(y)
         y = np.log(y)
@@ -75,7 +75,7 @@ def parse(name: str, text: str) -> Problem:
         numbers[:, :2].T,
         numbers[:, 2],
         numbers[:, 3],
-        float(found.group(1)),
+        float(match.group(1)),
         _copies(name, len(numbers)),
     )
 

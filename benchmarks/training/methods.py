@@ -245,6 +245,6 @@ _ALL = (
 METHODS = {method.name: method for method in _ALL}
 
 
-def wanted(task: Task, names: list[str] | None) -> list[Method]:
+def methods_of(task: Task, names: list[str] | None) -> list[Method]:
     """Return the methods of a task, restricted to `names`."""
     return [m for k, m in METHODS.items() if k not in task.skip and (not names or k in names)]

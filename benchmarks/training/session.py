@@ -14,10 +14,10 @@ import jax
 from benchmarks import sessions
 from benchmarks.sessions import Entry, short
 from benchmarks.training.flops import step_flops
-from benchmarks.training.methods import Method, wanted
+from benchmarks.training.methods import Method, methods_of
 from benchmarks.training.programs import Programs, reader
 from benchmarks.training.task import Task
-from benchmarks.training.tasks import WIDE, made
+from benchmarks.training.tasks import WIDE, create_task
 from benchmarks.training.tuning import Tuned, tuned, untuned
 
 
@@ -47,8 +47,8 @@ class Session(sessions.Session):
         self, name: str, folder: Path, smoke: bool, methods: list[str] | None, deadline: float
     ) -> None:
         with jax.enable_x64(name in WIDE):
-            self.task: Task = made(name, smoke)
-        file, compared = folder / f"{name}.json", wanted(self.task, methods)
+            self.task: Task = create_task(name, smoke)
+        file, compared = folder / f"{name}.json", methods_of(self.task, methods)
         super().__init__(file, _description(self.task), compared, deadline)
         self.programs: dict[str, Programs] = {}
 

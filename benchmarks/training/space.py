@@ -90,11 +90,11 @@ def _optax_muon(task: Task, rate: Any, b1: Any) -> Any:
 def _kronecker(make: Any) -> Any:
     """Return a method with Kronecker factors, which treats embeddings and heads as matrices."""
 
-    def made(task: Task, rate: Any, b1: Any) -> Any:
+    def create(task: Task, rate: Any, b1: Any) -> Any:
         rates = schedule(rate, task.steps)
         return make(rates, b1, weight_decay=1e-4, weight_dimension_numbers=MATRICES)
 
-    return made
+    return create
 
 
 def _method(name: str, make: Any, lowest: float, period: int = 1) -> Method:

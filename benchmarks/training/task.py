@@ -84,8 +84,8 @@ def layers(params: Any, x: jax.Array, linear: tuple[int, ...]) -> jax.Array:
 
 def label_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
     """Return the mean cross-entropy with a label at every position."""
-    chosen = jnp.take_along_axis(logits, label[..., None], axis=-1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+    label_logits = jnp.take_along_axis(logits, label[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - label_logits)
 
 
 def shuffled_rows(count: int, batch: int) -> Callable[[np.random.Generator, int], np.ndarray]:

@@ -19,7 +19,7 @@ TASKS = {
 WIDE = {"pinn"}
 
 
-def made(name: str, smoke: bool) -> Task:
+def create_task(name: str, smoke: bool) -> Task:
     """Create a task; the precision must be set."""
     task = TASKS[name](smoke)
     assert task.name == name

@@ -105,5 +105,5 @@ def summary(task: Entry) -> str:
 
 def tables(record: dict[str, Entry]) -> str:
     """Return the tables of all tasks that have a target."""
-    done = [task for task in record.values() if TARGET in task]
-    return "\n\n".join(f"{summary(task)}\n\n{task_table(task)}" for task in done)
+    complete = [task for task in record.values() if TARGET in task]
+    return "\n\n".join(f"{summary(task)}\n\n{task_table(task)}" for task in complete)

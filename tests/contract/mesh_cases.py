@@ -154,8 +154,8 @@ def log_psi(p: Any, example: Any) -> jax.Array:
 
 def imaginary_time(d: Any) -> Any:
     tx, p = fnopt.stochastic_reconfiguration(log_psi, momentum=0.9), d["params"]
-    known = {"local_energies": d["weights"], "weights": d["weights"] ** 2}
-    return tx.update(None, tx.init(p), p, batch=d["batch"], **known)[0]
+    energies = {"local_energies": d["weights"], "weights": d["weights"] ** 2}
+    return tx.update(None, tx.init(p), p, batch=d["batch"], **energies)[0]
 
 
 LM = fnopt.levenberg_marquardt

@@ -47,7 +47,7 @@ def results(names: list[str], data: Any, mesh: Any = None, eager: bool = False) 
     return outcomes
 
 
-def _moved(x: np.ndarray) -> np.ndarray:
+def _round_up(x: np.ndarray) -> np.ndarray:
     return np.nextafter(x, np.inf, dtype=x.dtype)
 
 
@@ -55,19 +55,21 @@ def main(ways: list[tuple[str, str, int]], names: list[str], eager: bool) -> int
     failed, on_one = 0, {}
     for way in ways:
         begun = time.process_time()
-        data, known = placed(*way), data_for(*way[1:])
-        width = known["params"]["b"].size
+        data, unplaced = placed(*way), data_for(*way[1:])
+        width = unplaced["params"]["b"].size
         if width not in on_one:
-            exact, moved = (results(names, x) for x in (known, jax.tree.map(_moved, known)))
-            on_one[width] = {name: (exact[name], moved[name]) for name in names}
+            exact, rounded_results = (
+                results(names, x) for x in (unplaced, jax.tree.map(_round_up, unplaced))
+            )
+            on_one[width] = {name: (exact[name], rounded_results[name]) for name in names}
         mesh = data["t"].sharding.mesh if way[0] == "Explicit" else None
-        found = results(names, data, mesh, eager)
+        outcomes = results(names, data, mesh, eager)
         apart = {}
         for name in names:
             one, rounded = on_one[width][name]
-            errors = [x for x in (found[name], one, rounded) if isinstance(x, Exception)]
+            errors = [x for x in (outcomes[name], one, rounded) if isinstance(x, Exception)]
             apart[name] = (
-                np.inf if errors else distance(found[name], one) / max(1, distance(rounded, one))
+                np.inf if errors else distance(outcomes[name], one) / max(1, distance(rounded, one))
             )
             if not apart[name] <= 1:
                 failed += 1
@@ -88,7 +90,7 @@ if __name__ == "__main__":
     parser.add_argument("ways", nargs="*")
     parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
     parser.add_argument("--eager", action="store_true")
-    given = parser.parse_args()
-    triples = zip(*[iter(given.ways)] * 3, strict=True)
-    chosen = [(kind, place, int(n)) for kind, place, n in triples]
-    sys.exit(min(main(chosen or WAYS, given.cases, given.eager), 1))
+    args = parser.parse_args()
+    triples = zip(*[iter(args.ways)] * 3, strict=True)
+    meshes = [(kind, place, int(n)) for kind, place, n in triples]
+    sys.exit(min(main(meshes or WAYS, args.cases, args.eager), 1))

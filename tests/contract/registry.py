@@ -31,7 +31,7 @@ class Case:
         name: Name in test ids.
         make: Function that creates the transform.
         peer: The same algorithm in optax, as a function of the optax module.
-        minimise: Function of a learning rate that creates an optimizer for a quadratic and for
+        minimize: Function of a learning rate that creates an optimizer for a quadratic and for
             Rosenbrock's function; None for transforms that don't descend.
         steps: Maximum number of steps of these minimizations.
         extras: Extra arguments that `update` requires.
@@ -42,7 +42,7 @@ class Case:
     name: str
     make: Callable[[], Any]
     peer: Callable[[Any], Any] | None = None
-    minimise: Callable[[Any], Any] | None = None
+    minimize: Callable[[Any], Any] | None = None
     steps: int = 2000
     extras: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     real_only: bool = False
@@ -55,20 +55,20 @@ class Case:
 def direction(make: Callable[[], Any], name: str, **kwargs: Any) -> Case:
     """Case for a part of an optimizer, which descends with a learning rate after it."""
 
-    def minimise(rate: Any) -> Any:
+    def minimize(rate: Any) -> Any:
         schedule = fnopt.cosine_decay_schedule(rate, decay_steps=kwargs.get("steps", 2000))
         return fnopt.chain(make(), fnopt.scale_by_learning_rate(schedule))
 
-    return Case(name, make, minimise=minimise, **kwargs)
+    return Case(name, make, minimize=minimize, **kwargs)
 
 
 def optimizer(make: Callable[[Any], Any], name: str, **kwargs: Any) -> Case:
     """Case for an optimizer, given as a function of its learning rate."""
 
-    def minimise(rate: Any) -> Any:
+    def minimize(rate: Any) -> Any:
         return make(fnopt.cosine_decay_schedule(rate, decay_steps=kwargs.get("steps", 2000)))
 
-    return Case(name, lambda: make(1e-2), minimise=minimise, **kwargs)
+    return Case(name, lambda: make(1e-2), minimize=minimize, **kwargs)
 
 
 def _mean_of_signs(updates: Any, params: Any) -> Any:
@@ -280,10 +280,10 @@ CASES = [
     Case("record_health", lambda: fnopt.monitor.record_health(4)),
     optimizer(lambda rate: fnopt.cautious(fnopt.adam(rate)), "cautious"),
     # hypergradient learns its rate, so the rate isn't a schedule
-    Case("hypergradient", lambda: _hypergradient(1e-2), minimise=_hypergradient),
+    Case("hypergradient", lambda: _hypergradient(1e-2), minimize=_hypergradient),
     Case("snapshot", lambda: fnopt.monitor.snapshot("norm", fnopt.global_norm, decay=0.9)),
     Case("emit_health", lambda: fnopt.monitor.emit_health(_ignored, every=2)),
-    # optimizers with options that change the algorithm; `_found` adds all other optimizers
+    # optimizers with options that change the algorithm; `_recipe_cases` adds all other optimizers
     optimizer(
         lambda rate: fnopt.sgd(rate, momentum=0.9, nesterov=True),
         "sgd_nesterov",
@@ -295,10 +295,10 @@ CASES = [
         "rmsprop_centered",
         peer=lambda optax: optax.rmsprop(1e-2, centered=True, momentum=0.9),
     ),
-    Case("sgdr", lambda: fnopt.sgdr(0.01, 3), minimise=lambda rate: fnopt.sgdr(rate, 1000, 1.0)),
+    Case("sgdr", lambda: fnopt.sgdr(0.01, 3), minimize=lambda rate: fnopt.sgdr(rate, 1000, 1.0)),
     optimizer(lambda rate: fnopt.accumulated_sgd(rate, 2), "accumulated_sgd"),
     # rprop determines its step sizes, so the rate isn't a schedule; optax is one call late.
-    Case("rprop", lambda: fnopt.rprop(0.01), minimise=fnopt.rprop),
+    Case("rprop", lambda: fnopt.rprop(0.01), minimize=fnopt.rprop),
 ]
 
 
@@ -317,26 +317,26 @@ def _defaults(recipe: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
 
 
-def _found() -> list[Case]:
+def _recipe_cases() -> list[Case]:
     """Return a case for every recipe whose only required argument is a learning rate."""
-    known, found = {case.name for case in CASES}, []
+    names, cases = {case.name for case in CASES}, []
     for name in fnopt.optimizers.__all__:
         recipe = getattr(fnopt, name)
-        if inspect.isclass(recipe) or name in known | NOT_MINIMISERS:
+        if inspect.isclass(recipe) or name in names | NOT_MINIMIZERS:
             continue
         parameters = inspect.signature(recipe).parameters
         required = {p.name for p in parameters.values() if p.default is p.empty}
         if required <= {"learning_rate"} and next(iter(parameters)) == "learning_rate":
-            found.append(optimizer(recipe, name, peer=_peer_of(name)))
-    return found
+            cases.append(optimizer(recipe, name, peer=_peer_of(name)))
+    return cases
 
 
 # Recipes that need more than gradients, which have separate tests.
-NOT_MINIMISERS = {"lbfgs"}
+NOT_MINIMIZERS = {"lbfgs"}
 # Public functions of `fnopt.optimizers` that aren't recipes.
 FUNCTIONS = {"matrix_axes", "matrix_report", "partition_matrices", "width_scaled"}
 
-CASES += _found()
+CASES += _recipe_cases()
 
 # Base classes, solvers (which have other contract tests) and line searches (which need a function,
 # see tests/transforms).

@@ -55,7 +55,7 @@ class Problem:
         statuses: Expected statuses.
         cost: Expected cost, or None if it depends on the iterates.
         rank: Expected rank, or None if it depends on the iterates.
-        kept: Names of params that must not change bitwise.
+        unchanged: Names of params that must not change bitwise.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Problem:
     statuses: frozenset[Status]
     cost: float | None = 0.0
     rank: int | None = None
-    kept: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return self.name
@@ -89,7 +89,7 @@ def _line(x: Any, slope: Any, level: Any) -> Any:
 PROBLEMS = [
     Problem("rosenbrock", rosenbrock, {"x": -1.2, "y": 1.0}, CONVERGED, rank=2),
     Problem("zero_start", lambda p: 3 * p["x"] - 6, {"x": [0.0, 0.0]}, CONVERGED, rank=2),
-    Problem("at_solution", lambda p: p["x"] - 2, {"x": [2.0]}, CONVERGED, kept=("x",)),
+    Problem("at_solution", lambda p: p["x"] - 2, {"x": [2.0]}, CONVERGED, unchanged=("x",)),
     Problem(
         "large_residual",
         lambda p: jnp.stack([p["x"] - 1, p["x"] + 1, jnp.exp(p["x"]) - 1]),
@@ -117,7 +117,7 @@ PROBLEMS = [
         {"unused": [1.5, 0.0], "x": 1.0},
         CONVERGED,
         rank=1,
-        kept=("unused",),
+        unchanged=("unused",),
     ),
     Problem(
         "constant_residual",
@@ -126,7 +126,7 @@ PROBLEMS = [
         frozenset({Status.ILL_POSED}),
         cost=6.0,
         rank=0,
-        kept=("x",),
+        unchanged=("x",),
     ),
     Problem(
         "nonfinite_start",
@@ -134,7 +134,7 @@ PROBLEMS = [
         {"x": -1.0},
         frozenset({Status.NONFINITE_START}),
         cost=None,
-        kept=("x",),
+        unchanged=("x",),
     ),
     Problem(
         "nonfinite_on_the_way",  # the first full step leaves the domain
@@ -148,7 +148,7 @@ PROBLEMS = [
         {"x": 1.0},
         frozenset({Status.NONFINITE_STEP}),
         cost=2.0,
-        kept=("x",),
+        unchanged=("x",),
     ),
     Problem(
         "infinite_jacobian",  # r is finite at 0, its derivative is not
@@ -156,6 +156,6 @@ PROBLEMS = [
         {"x": 0.0},
         frozenset({Status.NONFINITE_START}),
         cost=0.5,
-        kept=("x",),
+        unchanged=("x",),
     ),
 ]

@@ -139,7 +139,7 @@ def _passes_of(arrays: set[str], name: str, kind: str, opcode: str, rest: str) -
 
 
 def test_every_elementwise_optimizer_is_counted():
-    found = {c.name for c in CASES if c.minimise is not None and is_elementwise(c)}
+    found = {c.name for c in CASES if c.minimize is not None and is_elementwise(c)}
     assert found == FORMULAS.keys()
 
 

@@ -71,7 +71,7 @@ def test_ends_in_the_right_status(solver, problem):
     solution = fnopt.least_squares(problem.residual_fn, params, solver=solver, max_steps=200)
     assert Status(int(solution.status)) in problem.statuses, solution.message
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(solution.params))
-    for name in problem.kept:
+    for name in problem.unchanged:
         assert bits(solution.params[name]) == bits(params[name])
     if problem.cost is not None:
         np.testing.assert_allclose(solution.cost, problem.cost, rtol=1e-5, atol=1e-5)

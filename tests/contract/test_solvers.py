@@ -189,7 +189,7 @@ def test_ends_in_the_right_status(solver, problem, dtype):
     assert solution.message.startswith(Status(int(solution.status)).message)
     assert signature(solution.params) == signature(params)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(solution.params))
-    for name in problem.kept:
+    for name in problem.unchanged:
         assert bits(solution.params[name]) == bits(params[name])
     if problem.cost is not None:
         np.testing.assert_allclose(

@@ -17,7 +17,7 @@ import pytest
 
 import fnopt
 from fnopt.numerics import is_inexact
-from tests.contract.registry import CASES, FUNCTIONS, NOT_IN_REGISTRY, NOT_MINIMISERS
+from tests.contract.registry import CASES, FUNCTIONS, NOT_IN_REGISTRY, NOT_MINIMIZERS
 from tests.contract.trees import (
     assert_buffers_of_their_own,
     assert_close,
@@ -114,7 +114,7 @@ def test_every_public_transform_is_registered():
 
 def test_every_public_optimizer_has_a_case():
     recipes = {n for n in fnopt.optimizers.__all__ if not inspect.isclass(getattr(fnopt, n))}
-    missing = recipes - {case.name for case in CASES} - NOT_MINIMISERS - FUNCTIONS
+    missing = recipes - {case.name for case in CASES} - NOT_MINIMIZERS - FUNCTIONS
     assert not missing, "name in tests/contract/registry.py how they are made"
 
 
@@ -378,7 +378,7 @@ def test_an_infinite_gradient_is_seen_in_the_update(case: Any):
 @every
 def test_derivative_by_hyperparameters_is_finite(case: Any):
     params = {"kernel": jnp.ones((1, 2)), "bias": jnp.ones(2)}
-    pairs = 10 if case.minimise else 1  # what doesn't descend runs away
+    pairs = 10 if case.minimize else 1  # what doesn't descend runs away
     many_grads = jax.tree.map(lambda p: jnp.stack([p, 2 * p] * pairs), params)
 
     @jax.jit
@@ -470,11 +470,11 @@ def rosenbrock(x: jax.Array) -> jax.Array:
 
 @every
 def test_reaches_the_optimum_of_a_quadratic_and_of_rosenbrock(case: Any):
-    if case.minimise is None:
+    if case.minimize is None:
         pytest.skip("does not descend by itself")
 
     def train(rate: Any) -> Any:
-        tx = case.minimise(rate)
+        tx = case.minimize(rate)
 
         def loss(params: Any) -> Any:
             return quadratic(params["q"]) + rosenbrock(params["r"])

@@ -45,8 +45,8 @@ def with_own_gradients(tx: Any, params: Any, state: Any, x: jax.Array) -> Any:
 
 def fsdp(params: Any, state: Any, x: jax.Array) -> Any:
     """Gather each layer in the forward pass and again in the backward pass."""
-    whole = functools.partial(jax.lax.all_gather, axis_name="data", tiled=True)
-    updates, state = TX.update(jax.grad(loss)(params, x, whole), state, params)
+    gather = functools.partial(jax.lax.all_gather, axis_name="data", tiled=True)
+    updates, state = TX.update(jax.grad(loss)(params, x, gather), state, params)
     return fnopt.apply_updates(params, updates), state
 
 
@@ -83,23 +83,23 @@ def measured(name: str, devices: int) -> dict[str, int]:
     program = jax.jit(mapped).lower(params, tx.init(params), x).compile()
     text, memory = program.as_text(), program.memory_analysis()
     assert text is not None
-    held = memory.argument_size_in_bytes - 4 * BATCH[0] * BATCH[1]
+    held_bytes = memory.argument_size_in_bytes - 4 * BATCH[0] * BATCH[1]
     times = LAYERS if name == "fsdp" else 1  # the messages of fsdp are in loops over layers
-    return {"held": held, "sent": times * sent(text, devices), "messages": len(results(text))}
+    return {"held": held_bytes, "sent": times * sent(text, devices), "messages": len(results(text))}
 
 
 def main() -> None:
     machine, network = Hardware(1e12, 1e11), Network(1e9)
     step = step_cost(loss, TX)(PARAMS, jax.ShapeDtypeStruct(BATCH, jnp.float32))
-    found = []
+    comparisons = []
     for devices in (4, 8):
         planned = distributed_cost(step, devices, machine, network, every=EVERY, block_size=BLOCK)
         for name, way in planned.ways.items():
-            held = way.params_bytes + way.state_bytes
-            plan = {"held": held, "sent": way.sent_bytes * (EVERY if name == "diloco" else 1)}
+            held_bytes = way.params_bytes + way.state_bytes
+            plan = {"held": held_bytes, "sent": way.sent_bytes * (EVERY if name == "diloco" else 1)}
             here = {"way": name, "devices": devices, "planned": plan}
-            found.append(here | {"measured": measured(name, devices)})
-    print(json.dumps(found))
+            comparisons.append(here | {"measured": measured(name, devices)})
+    print(json.dumps(comparisons))
 
 
 if __name__ == "__main__":

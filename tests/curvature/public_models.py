@@ -148,9 +148,9 @@ def flax_models() -> dict[str, Any]:
 def of_flax(name: str) -> tuple[Any, Any, Any]:
     """Model, params and batch."""
     module, example = flax_models()[name](), shape_of(name)
-    found = jax.eval_shape(module.init, jax.random.key(0), example)
-    state = {k: jax.tree.map(lambda x: jnp.zeros(x.shape), v) for k, v in found.items()}
-    params = found["params"]
+    variables = jax.eval_shape(module.init, jax.random.key(0), example)
+    state = {k: jax.tree.map(lambda x: jnp.zeros(x.shape), v) for k, v in variables.items()}
+    params = variables["params"]
 
     def apply(params: Any, x: Any) -> Any:
         return module.apply({**state, "params": params}, x)

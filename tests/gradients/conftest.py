@@ -139,7 +139,7 @@ MODELS = (mlp, conv_net, lstm, tied, linen_model, nnx_model, equinox_model)
 
 
 @functools.cache
-def _made(make: Callable[[], Problem]) -> Problem:
+def _create(make: Callable[[], Problem]) -> Problem:
     """Create a problem once, in float32, so that all tests share the compiled programs."""
     with jax.enable_x64(False):
         return make()
@@ -147,7 +147,7 @@ def _made(make: Callable[[], Problem]) -> Problem:
 
 @pytest.fixture(params=MODELS, ids=lambda make: make.__name__)
 def problem(request) -> Problem:
-    return _made(request.param)
+    return _create(request.param)
 
 
 @pytest.fixture
@@ -165,12 +165,12 @@ def in_dtype() -> Callable[[Any, Any], Any]:
 
 @pytest.fixture
 def dense() -> Problem:
-    return _made(mlp)
+    return _create(mlp)
 
 
 @pytest.fixture
 def lstm_problem() -> Problem:
-    return _made(lstm)
+    return _create(lstm)
 
 
 @pytest.fixture

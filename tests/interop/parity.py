@@ -60,21 +60,21 @@ class Entry(NamedTuple):
 def _modules() -> dict[str, ModuleType]:
     """Return public modules keyed by their path below `optax` (`''` for optax)."""
     optax = importlib.import_module("optax")
-    found = {"": optax}
+    modules = {"": optax}
     for info in pkgutil.walk_packages(optax.__path__, "optax."):
         parts = info.name.split(".")[1:]
         if any(p.startswith("_") or p.endswith("_test") for p in parts):
             continue
-        found[".".join(parts)] = importlib.import_module(info.name)
+        modules[".".join(parts)] = importlib.import_module(info.name)
     # A private module may have a public name (`optax.experimental.aggregating`).
-    for path, module in [*found.items()]:
+    for path, module in [*modules.items()]:
         for name in getattr(module, "__all__", ()):
             with warnings.catch_warnings():  # some of optax's names are deprecated
                 warnings.simplefilter("ignore")
                 inner = getattr(module, name)
             if isinstance(inner, ModuleType) and "._" in inner.__name__:
-                found[f"{path}.{name}"] = inner
-    return found
+                modules[f"{path}.{name}"] = inner
+    return modules
 
 
 def _is_public(path: str, name: str, thing: Any) -> bool:
@@ -126,13 +126,13 @@ def _same_name(names: tuple[str, ...]) -> str | None:
 
 
 def _is_state(names: tuple[str, ...], thing: Any) -> bool:
-    known = any(n in RENAMED or n in DEVIATIONS for n in names)
-    return inspect.isclass(thing) and issubclass(thing, tuple) and not known
+    is_listed = any(n in RENAMED or n in DEVIATIONS for n in names)
+    return inspect.isclass(thing) and issubclass(thing, tuple) and not is_listed
 
 
 def entries() -> list[Entry]:
     """Return all public objects of the installed optax with their counterparts."""
-    found = []
+    rows = []
     for names, thing in _objects():
         reason = next((DEVIATIONS[n] for n in names if n in DEVIATIONS), None)
         ours = next((RENAMED[n] for n in names if n in RENAMED), None)
@@ -140,8 +140,8 @@ def entries() -> list[Entry]:
             reason = STATES
         elif not (ours or reason or {*names} & ANOTHER):
             ours = _same_name(names)
-        found.append(Entry(names, thing, ours and _shortest(ours), reason))
-    return found
+        rows.append(Entry(names, thing, ours and _shortest(ours), reason))
+    return rows
 
 
 def _shortest(path: str) -> str:
@@ -154,10 +154,12 @@ def _parameters(thing: Any) -> dict[str, Any] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = inspect.signature(thing).parameters.values()
+            parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
         return None
-    return {p.name: p.default for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return {
+        p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
 
 
 def _same_default(a: Any, b: Any) -> bool:

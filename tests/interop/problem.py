@@ -34,8 +34,8 @@ def train(tx: Any, steps: int = 40, apply: Any = None, **extras: Any) -> tuple[A
     @jax.jit
     def step(params: Any, state: Any) -> Any:
         value, grads = jax.value_and_grad(loss_fn)(params)
-        given = {k: v(value) for k, v in extras.items()}
-        updates, state = tx.update(grads, state, params, **given)
+        extra_args = {k: v(value) for k, v in extras.items()}
+        updates, state = tx.update(grads, state, params, **extra_args)
         return apply(params, updates), state
 
     params = make_params()

@@ -35,7 +35,7 @@ def _multi_steps(m: Any, inner: Any, k: int) -> Any:
     return m.MultiSteps(inner, every_k_schedule=k).gradient_transformation()
 
 
-def of(m: Any, name: str) -> Any:
+def function_of(m: Any, name: str) -> Any:
     """Return the function of this name in fnopt, or in `optax.contrib`."""
     if m is fnopt:
         return getattr(optax_api if name == "muon" else m, name)
@@ -67,13 +67,13 @@ def _small_parts(m: Any) -> Any:
 
 
 def _plateau(m: Any) -> Any:
-    of_loss = of(m, "reduce_on_plateau")(0.5, 2, cooldown=1, accumulation_size=2)
+    of_loss = function_of(m, "reduce_on_plateau")(0.5, 2, cooldown=1, accumulation_size=2)
     return m.chain(m.conditionally_mask(m.flatten(m.adam(0.3)), _even), of_loss)
 
 
 def _sam(m: Any) -> Any:
     adversary = m.chain(m.normalize_by_update_norm(), m.sgd(0.05))
-    tx = of(m, "sam")(m.adam(rate(m)), adversary, sync_period=3)
+    tx = function_of(m, "sam")(m.adam(rate(m)), adversary, sync_period=3)
     # optax's `sam` raises an error for extra arguments of other transforms.
     return m.chain(m.clip(2.0), tx if m is fnopt else m.GradientTransformation(*tx))
 
@@ -109,10 +109,10 @@ OPTIMIZERS: dict[str, Any] = {
     "signum": lambda m: m.signum(rate(m)),
     "optimistic_gradient_descent": lambda m: m.optimistic_gradient_descent(rate(m), 0.9, 0.8),
     "optimistic_adam_v2": lambda m: m.optimistic_adam_v2(rate(m), alpha=0.9, beta=0.3),
-    "ademamix": lambda m: of(m, "ademamix")(rate(m), alpha=decay(m), weight_decay=0.1),
-    "simplified_ademamix": lambda m: of(m, "simplified_ademamix")(0.01, alpha=decay(m)),
+    "ademamix": lambda m: function_of(m, "ademamix")(rate(m), alpha=decay(m), weight_decay=0.1),
+    "simplified_ademamix": lambda m: function_of(m, "simplified_ademamix")(0.01, alpha=decay(m)),
     "fromage": lambda m: m.fromage(rate(m)),
-    "adopt": lambda m: of(m, "adopt")(rate(m), nesterov=True),
+    "adopt": lambda m: function_of(m, "adopt")(rate(m), nesterov=True),
     "rmsprop": lambda m: m.rmsprop(0.1),
     "rmsprop_outside": lambda m: m.rmsprop(0.1, initial_scale=1.0, eps_in_sqrt=False),
     "rmsprop_corrected": lambda m: m.rmsprop(0.1, 0.8, bias_correction=True),
@@ -129,24 +129,28 @@ OPTIMIZERS: dict[str, Any] = {
     "adafactor": lambda m: m.adafactor(rate(m), 2, momentum=0.9, weight_decay_rate=decay(m)),
     "adafactor_plain": lambda m: m.adafactor(0.1, 9, clipping_threshold=None, decay_offset=-3),
     "optimistic_adam": lambda m: m.optimistic_adam(0.05, 0.3),
-    "madgrad": lambda m: of(m, "madgrad")(rate(m), weight_decay=0.1),
-    "acprop": lambda m: of(m, "acprop")(rate(m), eps=1e-4, weight_decay=0.1, mask=KERNELS),
-    "cocob": lambda m: of(m, "cocob")(rate(m), alpha=2.0, weight_decay=0.1, mask=KERNELS),
-    "prodigy": lambda m: of(m, "prodigy")(rate(m), estim_lr0=0.1, weight_decay=0.1),
-    "prodigy_safeguarded": lambda m: of(m, "prodigy")(beta3=0.9, safeguard_warmup=True),
-    "dadapt_adamw": lambda m: of(m, "dadapt_adamw")(rate(m), estim_lr0=0.1, weight_decay=0.1),
-    "dog": lambda m: of(m, "dog")(rate(m), weight_decay=0.1, mask=KERNELS),
-    "dog_first_rate": lambda m: of(m, "dog")(0.5, ("learning_rate", 0.01)),
-    "dowg": lambda m: of(m, "dowg")(rate(m), weight_decay=0.1, mask=KERNELS),
-    "momo": lambda m: of(m, "momo")(0.5, 0.9, 0.0, 0.1, adapt_lower_bound=True),
-    "momo_adam": lambda m: of(m, "momo_adam")(rate(m), lower_bound=0.0, weight_decay=0.1),
-    "schedule_free_adamw": lambda m: of(m, "schedule_free_adamw")(0.1, 5, weight_decay=0.1),
-    "schedule_free_sgd": lambda m: of(m, "schedule_free_sgd")(0.1, weight_decay=0.1),
-    "mechanize": lambda m: of(m, "mechanize")(m.sgd(rate(m), 0.9), s_init=0.1),
-    "muon": lambda m: of(m, "muon")(
+    "madgrad": lambda m: function_of(m, "madgrad")(rate(m), weight_decay=0.1),
+    "acprop": lambda m: function_of(m, "acprop")(rate(m), eps=1e-4, weight_decay=0.1, mask=KERNELS),
+    "cocob": lambda m: function_of(m, "cocob")(rate(m), alpha=2.0, weight_decay=0.1, mask=KERNELS),
+    "prodigy": lambda m: function_of(m, "prodigy")(rate(m), estim_lr0=0.1, weight_decay=0.1),
+    "prodigy_safeguarded": lambda m: function_of(m, "prodigy")(beta3=0.9, safeguard_warmup=True),
+    "dadapt_adamw": lambda m: function_of(m, "dadapt_adamw")(
+        rate(m), estim_lr0=0.1, weight_decay=0.1
+    ),
+    "dog": lambda m: function_of(m, "dog")(rate(m), weight_decay=0.1, mask=KERNELS),
+    "dog_first_rate": lambda m: function_of(m, "dog")(0.5, ("learning_rate", 0.01)),
+    "dowg": lambda m: function_of(m, "dowg")(rate(m), weight_decay=0.1, mask=KERNELS),
+    "momo": lambda m: function_of(m, "momo")(0.5, 0.9, 0.0, 0.1, adapt_lower_bound=True),
+    "momo_adam": lambda m: function_of(m, "momo_adam")(rate(m), lower_bound=0.0, weight_decay=0.1),
+    "schedule_free_adamw": lambda m: function_of(m, "schedule_free_adamw")(
+        0.1, 5, weight_decay=0.1
+    ),
+    "schedule_free_sgd": lambda m: function_of(m, "schedule_free_sgd")(0.1, weight_decay=0.1),
+    "mechanize": lambda m: function_of(m, "mechanize")(m.sgd(rate(m), 0.9), s_init=0.1),
+    "muon": lambda m: function_of(m, "muon")(
         rate(m), weight_decay=0.1, muon_weight_dimension_numbers=axes(m)
     ),
-    "muon_options": lambda m: of(m, "muon")(
+    "muon_options": lambda m: function_of(m, "muon")(
         0.1,
         "dion",
         5,
@@ -158,10 +162,10 @@ OPTIMIZERS: dict[str, Any] = {
         adam_weight_decay=0.1,
         consistent_rms=0.2,
     ),
-    "muon_aol": lambda m: of(m, "muon")(
+    "muon_aol": lambda m: function_of(m, "muon")(
         0.1, ns_steps=4, preconditioning="aol", muon_weight_dimension_numbers=axes(m, 1, 0)
     ),
-    "muon_spectral": lambda m: of(m, "muon")(
+    "muon_spectral": lambda m: function_of(m, "muon")(
         0.1, preconditioning="spectral", muon_weight_dimension_numbers=axes(m)
     ),
     "sam": _sam,

@@ -411,7 +411,7 @@ def test_refuses_what_makes_no_sense():
     with pytest.raises(TypeError, match="batch"):
         tx.update(None, tx.init(params), params)
     absolute = fnopt.kfac(net, lambda f, e: jnp.sum(jnp.abs(f - e[0][:3])), batch)
-    with pytest.raises(ValueError, match="Hessian of the loss .* is zero"):
+    with pytest.raises(ValueError, match=r"Hessian of the loss .* is zero"):
         jax.eval_shape(lambda s: absolute.update(None, s, params, batch=batch), tx.init(params))
     with pytest.raises(TypeError, match="real scalar"):
         fnopt.kfac(net, lambda f, e: f, batch).init(params)

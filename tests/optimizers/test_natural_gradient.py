@@ -312,7 +312,7 @@ def test_refuses_what_it_cannot_do():
         tried(net, lambda f, example: f)
     with pytest.raises(ValueError, match="function of ONE example"):
         tried(lambda p, e: net(p, e) - jax.lax.pmean(net(p, e), "batch"), softmax)
-    with pytest.raises(ValueError, match="Hessian of the loss .* is zero"):
+    with pytest.raises(ValueError, match=r"Hessian of the loss .* is zero"):
         tried(net, lambda f, example: jnp.sum(jnp.abs(f)))
     with pytest.raises(TypeError, match=r"natural_gradient.*int32"):
         tried(net, softmax, params={"w": jnp.ones((4, 5), jnp.int32)})

@@ -140,7 +140,7 @@ def test_what_cannot_be_split_is_named(changed: Any, params: Any, error: type, m
 
 def test_the_state_of_the_optimizer_itself_is_named():
     tx = fnopt.adamw(1e-2)
-    with pytest.raises(TypeError, match="expected a LayeredState. Make the state with init"):
+    with pytest.raises(TypeError, match=r"expected a LayeredState. Make the state with init"):
         layered(tx)(PARAMS, tx.init(PARAMS), X, Y)
 
 

@@ -83,7 +83,7 @@ def noise_damping(L: jax.Array) -> jax.Array:
     r"""Return a damping for numerically dependent columns.
 
     If a column depends on the other columns, its pivot is a rounding error of a few machine
-    epsilons, and a step along it would be as long as :math:`\|r\| / \epsilon`. Damping such a
+    epsilons. Without damping, a step would be as long as :math:`\|r\| / \epsilon`. Damping such a
     column doesn't affect the residuals of the solution, because the column doesn't enlarge the
     range of the other columns.
 

@@ -24,9 +24,9 @@ Rows = tuple[tuple[jax.Array, ...], ...]
 """A lower triangle: row `i` contains entries 0 to `i`, each of shape `[lanes]`."""
 
 # On a CPU, XLA vectorizes a sum over points across the lanes only if it unrolls the loop over the
-# points, and it unrolls only small loops: a few points of a few terms. Without stages a fit took up
-# to three times as long. With more points or terms in a stage, it took up to five times as long.
-# Stages of short sums also have smaller rounding errors in float32.
+# points. It unrolls only small loops: a few points of a few terms. Without stages a fit took up to
+# three times as long; with more points or terms in a stage, up to five times as long. Stages of
+# short sums also have smaller rounding errors in float32.
 _POINTS, _TERMS = 5, 11
 _PARTIAL = 10  # block size for sums of partial sums, which don't evaluate the model
 

@@ -32,8 +32,8 @@ def through_charts(
     """Solve in tangent coordinates, move the base points to the solution, and repeat.
 
     The last solution agrees with its base points. Jacobian, certificate and covariance then refer
-    to the tangent space at the solution, up to rounding error, because retractions differ only to
-    second order in their coordinates.
+    to the tangent space at the solution, up to rounding error. The choice of the retraction has
+    only an effect of second order in the tangent coordinates.
 
     Args:
         setting: The problem.

@@ -117,9 +117,9 @@ def least_squares(
             params, and the solution has no `jacobian`.
         solver: The method and its options; by default `levenberg_marquardt()`.
         loss: A robust loss such as `huber(scale=0.1)`, its name, or a function :math:`\rho(z)`
-            (see :class:`fnopt.residuals.custom_loss`); or a tree of losses (None for least squares)
-            with the structure of the residuals or a prefix of it, such as a list of losses for a
-            list of functions.
+            (see :class:`fnopt.residuals.custom_loss`). Different losses (None for least squares)
+            form a tree with the structure of the residuals or a prefix of it, such as a list of
+            losses for a list of functions.
         sigma: Standard deviations, by which the residuals are divided before the loss: a number, an
             array like the residuals, or a tree of these; for residuals of shape `[m]` also a
             covariance matrix of shape `[m, m]`.
@@ -136,9 +136,9 @@ def least_squares(
             bounds. The solution is the end point of lowest cost; `nfev` and `njev` count the
             evaluations of all searches. Use several points for models with several minima, or if
             you know the params only to an order of magnitude.
-        certify: `'first-order'`, or `'full'` to test also for negative curvature, by up to 32
-            Hessian-vector products, and to escape saddle points along a direction of negative
-            curvature. `'full'` takes second derivatives, in forward mode over reverse mode.
+        certify: `'first-order'` or `'full'`. `'full'` also tests for negative curvature, by up to
+            32 Hessian-vector products, and escapes saddle points along a direction of negative
+            curvature. It uses second derivatives, in forward mode over reverse mode.
         history: Whether to store cost, gradient norm, trust-region radius and acceptance of every
             step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
@@ -154,9 +154,9 @@ def least_squares(
             `jac`. Pass False if `jac` is an approximation, or if the comparison is too expensive.
         axis_name: Inside `jax.shard_map`, the named axis over which the data are sharded; by
             default the `axis_name` of `solver`. All devices compute the same params, without
-            communicating rows of the Jacobian. On each device, the solution has the residuals of
-            this device's data, and `jacobian` is the triangular factor `[n, n]` with the
-            same :math:`J^T J` as all rows.
+            communicating rows of the Jacobian. On each device, the solution contains the residuals
+            of this device's data. Its `jacobian` is the triangular factor `[n, n]` of all rows,
+            with the same :math:`J^T J`.
         **scipy_options: Keywords of SciPy's `least_squares`, so that only the import has to be
             changed: `ftol`, `xtol` and `gtol` (options of the solver; None is the default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,

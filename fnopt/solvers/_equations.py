@@ -315,9 +315,8 @@ def _check_root(
     Returns:
         The root, the residuals at the root, and the status.
     """
-    # Neither a small sum of squares nor a small decrease shows a root: the search also ends at a
-    # nonzero minimum. The residual at the initial guess isn't a suitable scale either, because it
-    # can be arbitrarily large far from the root.
+    # Least squares also converges at a nonzero minimum of the residual norm. The residual at the
+    # initial guess isn't a suitable scale for the test, because it may be arbitrarily large.
     r, x = end.residuals, end.params
     tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)
     magnitude, terms = jnp.abs(r), jnp.zeros_like(r)

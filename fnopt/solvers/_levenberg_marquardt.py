@@ -38,9 +38,9 @@ class levenberg_marquardt(LeastSquaresMethod):
 
     `a` is the second-order correction of the step (geodesic acceleration), and `t` minimizes the
     second-order model along `v`. `D` contains the maximum norms of the Jacobian's columns over the
-    previous steps, with exponential decay, so steps don't depend on the units of the params. A step
-    that increases the cost by more than rounding error is rejected: the update is zero and the
-    trust region shrinks.
+    previous steps, with exponential decay. Therefore steps don't depend on the units of the params.
+    A step that increases the cost by more than rounding error is rejected: the update is zero and
+    the trust region shrinks.
 
     `update` ignores its gradients (they may be `None`) and uses the residual function instead:
     `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the data. The data may
@@ -48,9 +48,9 @@ class levenberg_marquardt(LeastSquaresMethod):
     :func:`fnopt.least_squares` runs the method to convergence.
 
     The factorization works in the params' common dtype (at least float32) and with the smaller
-    dimension of the Jacobian. With `m` residuals and `n` params a step costs :math:`m n^2` or
-    :math:`m^2 n` operations, whichever is less, so networks with many params can take steps on
-    small batches.
+    dimension of the Jacobian. With `m` residuals and `n` params a step takes :math:`m n^2` or
+    :math:`m^2 n` operations, whichever is less. Therefore networks with many params can take steps
+    on small batches.
 
     Residuals may also be defined per example: `update(None, state, params, residual_fn=fn,
     batch=batch)` with `fn(params, example)`. With more params than residuals, steps then need only

@@ -53,8 +53,8 @@ def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) ->
             "least_squares: got certify = 'full' with axis_name, expected 'first-order'. Second "
             "derivatives of sharded residuals aren't supported, so leave certify out."
         )
-    # `product` multiplies by S D^-1 H D^-1 S with the scaling D and the mask S of the params that
-    # may move, so S D^-1 v is a feasible direction for an eigenvector v.
+    # `product` multiplies by S D^-1 H D^-1 S, with the scaling D and the mask S of the params that
+    # may change. For an eigenvector v, S D^-1 v is therefore a feasible direction.
     x = point.x
     scale = initial_scale(point.columns)
     free = jnp.ones_like(x)

@@ -15,9 +15,9 @@ from fnopt.solvers.linear_model._linearization import Linearization
 LEAST_GAIN = 1e-4  # Moré (1978), p0: a step with a smaller gain ratio is rejected
 # Moré (1978), section 7: the radius shrinks below the first gain ratio and grows above the second.
 POOR, GOOD = 0.25, 0.75
-# Largest decrease, relative to the cost, that is negligible at convergence. A relative decrease d
-# changes the params by sqrt(d (m - n)) standard errors, because the variance is estimated as
-# 2 f / (m - n). For 1e-4, the change is 1e-2 sqrt(m - n) standard errors.
+# Largest decrease, relative to the cost, that is negligible at convergence. The variance of the
+# data is estimated as 2 f / (m - n). A relative decrease d therefore changes the params by
+# sqrt(d (m - n)) standard errors: 1e-2 sqrt(m - n) for 1e-4.
 SHARE = 1e-4
 
 

@@ -50,7 +50,7 @@ def factorised_linearization(
     x: jax.Array, r: jax.Array, J: jax.Array, graded: bool
 ) -> Linearization:
     """Make a linearization with the triangular factor of a tall Jacobian."""
-    # With J = Q L^T and c = Q^T r, J^T r = L c, and the columns of J have the norms of L's rows.
+    # J = Q L^T and c = Q^T r, so J^T r = L c. The rows of L have the norms of the columns of J.
     factors = row_triangle(J, r, graded)
     L, c = factors
     return Linearization(x, r, J, half_square(r), matmul(L, c), norm(L, axis=1), factors)

@@ -13,8 +13,8 @@ from fnopt.solvers.minimize._problem import Evaluation
 
 # L-BFGS-B's factr of 1e7 times the epsilon of float64: Byrd, Lu, Nocedal and Zhu (1995), SciPy.
 _FTOL = 2.2e-9
-# Tolerance of the relative gradient. For a curvature x^T H x = f, a relative gradient of 1e-2
-# leaves a decrease of 1e-4 / 2 times the value, the share that `least_squares` accepts.
+# Tolerance of the relative gradient. For a curvature x^T H x = f, the value can still decrease by
+# a relative (1e-2)^2 / 2. `least_squares` accepts a similar share, 1e-4.
 OPTIMALITY = 1e-2
 
 

@@ -19,10 +19,10 @@ def next_residual_scale(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the scale that makes the largest residual about 1, and whether it is needed.
 
-    A new scale is needed if the cost is so small that sums of squares lose digits, or if a residual
-    exceeds the fourth root of the dtype's largest number. Scaled steps and params may be larger
-    than the residuals by another fourth root without overflow of their squares. The scale is a
-    power of two, so scaling has no rounding error.
+    A new scale is needed if the cost is so small that sums of squares lose digits. It is also
+    needed if a residual exceeds the fourth root of the dtype's largest number. Scaled steps and
+    params may be larger than the residuals by another fourth root without overflow of their
+    squares. The scale is a power of two, so scaling has no rounding error.
 
     Args:
         problem: The problem, with residuals scaled by `scale`.

@@ -71,7 +71,7 @@ class AdamDirection(Leafwise):
     # Squares are clipped to finite values, so only `mu` can propagate an infinite gradient.
     carrier = "mu"
 
-    # Kingma and Ba (2014), algorithm 1.
+    # Defaults from Kingma and Ba (2014), algorithm 1.
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)

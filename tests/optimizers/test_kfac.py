@@ -429,7 +429,7 @@ def test_refuses_what_makes_no_sense():
         ValueError, match=r"backpropagates 50000 cotangents .* GB for a batch of 1;"
     ):
         wide.init(jnp.ones(50_000))
-    with pytest.raises(ValueError, match="Split it"):
+    with pytest.raises(ValueError, match="Split the key"):
         fnopt.kfac(net, cross_entropy, (*batch, jax.random.key(0)))
     # Without the axis name that vmap would give it, and so without the batch.
     normal = fnopt.kfac(

@@ -435,7 +435,7 @@ def test_refuses_what_makes_no_sense():
     normal = fnopt.kfac(
         lambda p, e: net(p, e) - jax.lax.pmean(net(p, e), "b"), cross_entropy, batch
     )
-    with pytest.raises(ValueError, match="ONE example: one that normalizes with running averages"):
+    with pytest.raises(ValueError, match=r"ONE example\. Normalize with running averages"):
         normal.init(params)
 
 

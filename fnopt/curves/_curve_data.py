@@ -39,7 +39,7 @@ def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
         raise TypeError(f"{caller}: {name} is None, expected an array of numbers.")
     if isinstance(x, jax.Array) or not all(map(_is_concrete, jax.tree.leaves(x))):
         return x
-    if isinstance(x, np.ma.MaskedArray):  # masked entries become NaN, for `nan_policy`
+    if isinstance(x, np.ma.MaskedArray):  # masked entries become NaN, see `nan_policy`
         x = np.ma.filled(x.astype(float), np.nan)
     return _numbers(np.asarray(x), name, caller)
 

@@ -130,10 +130,9 @@ def curve_fit(
             `sigma` matter, and the covariance is multiplied by the reduced chi-square.
         check_finite: Whether NaN or infinity in the data raises an error; by default True without
             `nan_policy`.
-        bounds: A pair `(lower, upper)`, or a SciPy `Bounds`. Each side is a number for all
-            parameters, or one number for every parameter. If `p0` is a tree, a side may be a tree
-            like `p0`. A dict contains bounds keyed by parameter name, `{"a": (0, 1)}`. None is no
-            bound.
+        bounds: A pair `(lower, upper)`, or a SciPy `Bounds`. Each side is one number, or a sequence
+            with one number for each parameter. If `p0` is a tree, a side may be a tree like `p0`. A
+            dict contains bounds keyed by parameter name, `{"a": (0, 1)}`. None is no bound.
         method: `'lm'`, `'trf'` or `'dogbox'`, as in SciPy. All three select Levenberg-Marquardt in
             a trust region, with projection onto the bounds.
         jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if

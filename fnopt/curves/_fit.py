@@ -115,12 +115,12 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def covariance(self) -> jax.Array:
-        """Covariance matrix, `[n, n]`."""
+        """Covariance matrix of the params, `[n, n]`."""
         return self.pcov
 
     @property
     def correlations(self) -> jax.Array:
-        """Correlation matrix, `[n, n]`."""
+        """Correlation matrix of the params, `[n, n]`."""
         return correlation(self)
 
     def confidence_intervals(self, level: float = 0.95) -> tuple[Any, Any]:

@@ -43,7 +43,7 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
         low, high = ends
         middle = (low + high) / 2
         square = jnp.exp(2 * middle)
-        # P(|T| > t), because P(|T| < t) has fewer digits near 1.
+        # The tail probability P(|T| > t) is accurate for large t, where P(|T| < t) rounds to 1.
         tail = betainc(safe_nu / 2, jnp.asarray(0.5, dtype), safe_nu / (safe_nu + square))
         return jnp.where(tail > 1 - p, middle, low), jnp.where(tail > 1 - p, high, middle)
 

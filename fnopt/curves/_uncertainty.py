@@ -188,7 +188,7 @@ def covariance(
         An array of shape `[q, q]`, or `[n, n]` without `of`, for the concatenated leaves. Rows and
         columns are infinite for outputs or params that the data don't determine, and zero for fixed
         params. All entries are infinite without degrees of freedom. For a param on a manifold, the
-        rows and columns belong to coordinates of the tangent space at the solution.
+        covariance is the covariance of coordinates of the tangent space at the solution.
 
     Raises:
         ValueError: If the solver didn't form the Jacobian.

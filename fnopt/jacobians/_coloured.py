@@ -126,7 +126,7 @@ class SparseJacobian(FromEntries):
         return self.sums.T.ravel().at[places].get(mode="fill", fill_value=0)
 
     def astype(self, dtype: Any) -> SparseJacobian:
-        """A copy in another dtype."""
+        """Convert the entries to another dtype."""
         return SparseJacobian(self.sums.astype(dtype), self.sparsity, self.by_rows)
 
     def mv(self, v: jax.Array) -> jax.Array:
@@ -216,7 +216,7 @@ class TwoWayJacobian(SparseJacobian):
         return self.entries[2].at[index].get(mode="fill", fill_value=0)
 
     def astype(self, dtype: Any) -> TwoWayJacobian:
-        """A copy in another dtype."""
+        """Convert the entries to another dtype."""
         columns, rows = self.sums
         return TwoWayJacobian((columns.astype(dtype), rows.astype(dtype)), self.parts)
 

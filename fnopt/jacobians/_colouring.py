@@ -219,8 +219,8 @@ def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
     return np.asarray(colour, np.int32)
 
 
-# A bound on the colors of a partition takes two histograms, a coloring takes a Python loop over the
-# entries. So many more partitions are compared by bounds than are colored.
+# Largest numbers of partitions with a lower bound on the colors, and of partitions that are
+# colored. A bound takes two histograms, a coloring takes a Python loop over the entries.
 _BOUNDED, _COLOURED = 64, 4
 
 

@@ -76,7 +76,7 @@ def value_and_jacobian(
         m: The number of outputs.
         mode: `'auto'`, `'forward'` or `'reverse'`.
         chunk_size: Number of tangents or cotangents that are propagated at once, which bounds the
-            memory of intermediate values. By default all if there are at most 256, else 64.
+            memory of intermediate values. By default, all if there are at most 256, else 64.
 
     Returns:
         `fn(x)` of shape `[m]` and the Jacobian of shape `[m, n]`.
@@ -138,8 +138,8 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
 
     .. math:: (J v)_i = \langle J^T e_i, v \rangle
 
-    Use it for a function with a `jax.custom_vjp`, which has no forward-mode derivative. The new
-    derivative takes one reverse pass per output of the function, for any number of tangents.
+    A function with a `jax.custom_vjp` has no forward-mode derivative. The derivative defined here
+    takes one reverse pass per output of the function, for any number of tangents.
 
     Args:
         fn: A function of trees of arrays that returns an array.

@@ -66,7 +66,8 @@ def _factor_cost(
     The entries of a column are the entries of the matrix and of its children in the elimination
     tree. The parent of a column is the row of the first entry below the diagonal.
     """
-    below: list[set[int]] = [set() for _ in size]  # rows below the diagonal, per column
+    # For each column of the factor, the row indices of its entries below the diagonal.
+    below: list[set[int]] = [set() for _ in size]
     for low, high in zip(np.minimum(a, b).tolist(), np.maximum(a, b).tolist(), strict=True):
         below[low].add(high)
     entries = multiplications = widest = 0

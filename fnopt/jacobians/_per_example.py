@@ -34,8 +34,8 @@ def per_example_jacobian(
     .. math:: J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \qquad i = 1, \dots, b
 
     The outputs for an example don't depend on other examples. With `k` outputs per example, `k`
-    reverse passes over the batch compute all `b k` rows of the Jacobian. Without this knowledge,
-    the function of the whole batch needs `b k` passes.
+    reverse passes over the batch compute all `b k` rows of the Jacobian. The Jacobian of a function
+    of the whole batch takes `b k` passes.
 
     Pass the result as `jac` to `least_squares` if the residuals are mapped over examples:
     `least_squares(jax.vmap(fn, (None, 0)), params, args=(batch,), jac=per_example_jacobian(fn))`.
@@ -136,8 +136,8 @@ class PerExampleJacobian:
     ) -> tuple[int, RealVector, Callable[[Any], Any]]:
         """Check the arguments, and prepare the evaluation of rows.
 
-        Returns the batch size, and for one example the layout of the outputs and the function that
-        computes the rows.
+        The result is the batch size, the layout of the outputs of one example, and the function
+        from an example to its rows.
         """
         check_real(params, _NAME)
         size = check_batch(_named_leaves(batch), _NAME, _SHARED)

@@ -61,7 +61,7 @@ def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Ar
         v: The direction, of shape `[n]`.
 
     Returns:
-        A vector of shape `[m]`.
+        The second derivative, of shape `[m]`.
 
     Example:
         >>> import jax.numpy as jnp

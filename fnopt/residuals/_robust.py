@@ -60,7 +60,7 @@ class soft_l1(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
+        """Evaluate the loss elementwise at `z = (r / scale) ** 2`."""
         return 2 * z / (1 + jnp.sqrt(1 + z))  # sqrt(1 + z) - 1 would cancel for small z
 
 
@@ -84,7 +84,7 @@ class huber(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
+        """Evaluate the loss elementwise at `z = (r / scale) ** 2`."""
         is_linear = z > 1
         # The derivative of the square root at 0 is infinite, and infinity times 0 is NaN.
         root = jnp.sqrt(jnp.where(is_linear, z, jnp.ones_like(z)))
@@ -114,7 +114,7 @@ class cauchy(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
+        """Evaluate the loss elementwise at `z = (r / scale) ** 2`."""
         return jnp.log1p(z)
 
 
@@ -138,7 +138,7 @@ class arctan(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
+        """Evaluate the loss elementwise at `z = (r / scale) ** 2`."""
         return jnp.arctan(z)
 
 
@@ -168,7 +168,7 @@ class tukey(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
+        """Evaluate the loss elementwise at `z = (r / scale) ** 2`."""
         t = jnp.minimum(z, jnp.ones_like(z))
         return t * (1 - t * (1 - t / 3))  # (1 - (1 - t)^3) / 3 without cancellation for small t
 
@@ -202,7 +202,7 @@ class barron(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
+        """Evaluate the loss elementwise at `z = (r / scale) ** 2`."""
         alpha = jnp.asarray(self.alpha, z.dtype)
         # `where` selects another branch for alpha = 2 and for the infinite alpha of Welsch's loss.
         # Without finite substitutes, the derivative of the branch not selected would be NaN.
@@ -263,7 +263,7 @@ class custom_loss(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
+        """Evaluate the loss elementwise at `z = (r / scale) ** 2`."""
         if not accepts_args(self.fn, z):
             raise TypeError(
                 f"{where()}loss: the function can't be called as loss(z), expected a "

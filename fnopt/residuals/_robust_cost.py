@@ -203,12 +203,13 @@ def _reductions(
     after: jax.Array,
     pulled: jax.Array | None = None,
 ) -> jax.Array:
-    r"""Return twice the cost reduction of every residual, from `pulled` for large outliers.
+    r"""Compute twice the cost reduction of every residual.
 
-    The product :math:`(r - r_+)(r + r_+)` avoids the cancellation of :math:`r^2 - r_+^2`. For a
-    short step, this product times :math:`\rho'` at the midpoint is used. The relative error of this
-    formula is :math:`(z - z_+)^2`. The difference of two losses has the relative error
-    :math:`\epsilon / (z - z_+)`. The two errors are equal at :math:`z - z_+ = \epsilon^{1/3}`.
+    `pulled` replaces the cost differences of large outliers. The product :math:`(r - r_+)(r + r_+)`
+    avoids the cancellation of :math:`r^2 - r_+^2`. For a short step, this product times
+    :math:`\rho'` at the midpoint is used. The relative error of this formula is :math:`(z -
+    z_+)^2`. The difference of two losses has the relative error :math:`\epsilon / (z - z_+)`. The
+    two errors are equal at :math:`z - z_+ = \epsilon^{1/3}`.
     """
     z, z_after = _scaled_square(c, r)[0], _scaled_square(c, after)[0]
     squares = (r - after) * (r + after)

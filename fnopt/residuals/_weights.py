@@ -46,8 +46,8 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
             residuals of shape `[m]`, a covariance matrix `[m, m]` is also accepted. None leaves
             residuals unchanged.
         weights: Factors :math:`w = 1 / \sigma^2` of the squares, a number or a tree like `sigma`.
-            A residual with weight 0 is excluded, even if it is NaN. `sigma` and `weights` exclude
-            each other.
+            A residual with weight 0 is excluded, even if it is NaN. Pass either `sigma` or
+            `weights`.
 
     Returns:
         A function from residuals to residuals.

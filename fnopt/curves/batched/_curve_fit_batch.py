@@ -119,7 +119,7 @@ def curve_fit_batch(
             the machine epsilon.
         radius: The initial trust-region radius, in units of :math:`\|D x\|`; see
             :class:`fnopt.levenberg_marquardt`.
-        max_steps: Maximum number of steps of a fit. The fallback has the same maximum.
+        max_steps: Maximum number of steps of a fit, and of the fallback of a fit.
         fallback: Whether :func:`fnopt.least_squares` repeats failed fits from their initial
             guesses, one after the other. The fallback solves fits that need QR or geodesic
             acceleration, for example models with a steep power or a poor initial guess of a rate. A

@@ -50,7 +50,7 @@ class BatchData(NamedTuple):
 
     @property
     def points(self) -> Points:
-        """The data with the shared arrays."""
+        """The data of all fits together with the shared data."""
         return merge_points(self.shared, self.own)
 
 

@@ -92,7 +92,7 @@ class Task(NamedTuple):
     def is_wrong(self, x: jax.Array, points: Points) -> jax.Array | None:
         """Whether the user's Jacobian differs from the derivative of the model.
 
-        None if the model isn't differentiable.
+        The result is None if the model isn't differentiable.
         """
         J = self.jacobian_of(points)
         assert J is not None

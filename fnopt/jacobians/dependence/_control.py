@@ -130,7 +130,7 @@ def _fixed_point(sets: Sets, iterate: Iteration, carry: list[Entry]) -> list[Ent
 
 
 def _unite(sets: Sets, a: list[Entry], b: list[Entry]) -> list[Entry]:
-    """Unions of the sets of two lists of variables, without values."""
+    """Unite the sets of two lists of variables, and drop their values."""
 
     def union(x: Entry, y: Entry) -> Entry:
         if x.ids is None and y.ids is None:

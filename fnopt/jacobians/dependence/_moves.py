@@ -69,18 +69,18 @@ def _slice_axis(axis: int, part: slice) -> tuple[slice, ...]:
 
 
 def reshape(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.reshape`, after a transposition if `dimensions` isn't None."""
+    """Apply `lax.reshape` to the sets, after a transposition if `dimensions` isn't None."""
     ids, dimensions = inputs[0].sets, op.params["dimensions"]
     return [(ids if dimensions is None else ids.transpose(dimensions)).reshape(op.shape)]
 
 
 def squeeze(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.squeeze` and `lax.expand_dims`, which change only axes of length one."""
+    """Apply `lax.squeeze` or `lax.expand_dims`, which change axes of length one, to the sets."""
     return [inputs[0].sets.reshape(op.shape)]
 
 
 def broadcast_in_dim(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.broadcast_in_dim`."""
+    """Apply `lax.broadcast_in_dim` to the sets."""
     shape, ids = op.shape, inputs[0].sets
     axes = [1] * len(shape)
     for axis, target in enumerate(op.params["broadcast_dimensions"]):
@@ -89,17 +89,17 @@ def broadcast_in_dim(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.
 
 
 def transpose(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.transpose`."""
+    """Apply `lax.transpose` to the sets."""
     return [inputs[0].sets.transpose(op.params["permutation"])]
 
 
 def rev(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.rev`."""
+    """Apply `lax.rev` to the sets."""
     return [np.flip(inputs[0].sets, op.params["dimensions"])]
 
 
 def slice_(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.slice`."""
+    """Apply `lax.slice` to the sets."""
     p = op.params
     strides = p["strides"] or (1,) * len(p["start_indices"])
     bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
@@ -107,26 +107,26 @@ def slice_(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def concatenate(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.concatenate`."""
+    """Apply `lax.concatenate` to the sets."""
     return [np.concatenate([entry.sets for entry in inputs], op.params["dimension"])]
 
 
 def split(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.split`."""
+    """Apply `lax.split` to the sets."""
     ends = np.cumsum(op.params["sizes"])[:-1]
     return np.split(inputs[0].sets, ends, op.params["axis"])
 
 
 def stack(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Stack arrays along a new axis."""
+    """Stack the sets along a new axis."""
     return [np.stack([entry.sets for entry in inputs], op.params["axis"])]
 
 
 def unstack(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Split an array along an axis, which is removed."""
+    """Split the sets along an axis, which is removed."""
     return list(np.moveaxis(inputs[0].sets, op.params["axis"], 0))
 
 
 def tile(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.tile`."""
+    """Apply `lax.tile` to the sets."""
     return [np.tile(inputs[0].sets, op.params["reps"])]

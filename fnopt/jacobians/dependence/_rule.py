@@ -34,7 +34,7 @@ class DeferredConstant:
 
     def compute(self) -> list[Any]:
         """Evaluate the outputs."""
-        stack = [self]  # instead of recursion, because a chain of constants may be long
+        stack = [self]  # a stack, because recursion fails for a long chain of constants
         while stack:
             node = stack[-1]
             missing = [source for source, _ in node.inputs if source.outputs is None]

@@ -119,7 +119,7 @@ class Sets:
         unique_groups, start, count = np.unique(owner, return_index=True, return_counts=True)
         largest = np.zeros_like(count)
         np.maximum.at(largest, np.searchsorted(unique_groups, groups), self._count[ids])
-        # First the largest set of each group. If the union has the same size, it is this set.
+        # Each group gets its largest set. It is the union if both have the same size.
         order = np.argsort(self._count[ids], kind="stable")
         result[groups[order]] = ids[order]
         result[unique_groups[count == self.size]] = ALL

@@ -32,14 +32,14 @@ def bcsr_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndar
 
 
 def bcoo_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`BCOO.todense()`."""
+    """`BCOO.todense()`: each entry is added to an element of the array."""
     data, indices = inputs
     entries = _bcoo_indices(data, indices, op.shape)
     return mixed(sets, op.shapes, inputs) if entries is None else _dense(op, entries, data)
 
 
 def bcsr_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`BCSR.todense()`."""
+    """`BCSR.todense()`: each entry is added to an element of the array."""
     data, columns, starts = inputs
     entries = _bcsr_indices(data, columns, starts, op.shape)
     return mixed(sets, op.shapes, inputs) if entries is None else _dense(op, entries, data)
@@ -76,7 +76,7 @@ def _row_and_column(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def _add_batch_axes(indices: np.ndarray, data: Entry, shape: tuple[int, ...]) -> np.ndarray:
-    """Indices `[entries, axes]` along all axes from indices `[*batch, n, sparse axes]`."""
+    """Convert indices `[*batch, n, sparse axes]` to indices `[entries, axes]` along all axes."""
     batch = shape[: indices.ndim - 2]
     entries = data.shape[-1]
     # Batch axes of the index array may have length 1.
@@ -87,7 +87,7 @@ def _add_batch_axes(indices: np.ndarray, data: Entry, shape: tuple[int, ...]) ->
 
 
 def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> list[np.ndarray]:
-    """Sets of a product: an equivalent gather and scatter-add is traced and interpreted."""
+    """Sets of a product, from the interpretation of an equivalent gather and scatter-add."""
     (contracted, right_contracted), (batch, right_batch) = op.params["dimension_numbers"]
     shape = op.params["lhs_spinfo"].shape
     free = [k for k in range(len(shape)) if k not in (*batch, *contracted)]
@@ -110,7 +110,7 @@ def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> l
 
 
 def _dense(op: Operation, indices: np.ndarray, data: Entry) -> list[np.ndarray]:
-    """Sets of a dense array: an equivalent scatter-add is traced and interpreted."""
+    """Sets of a dense array, from the interpretation of an equivalent scatter-add."""
 
     def dense(data: jax.Array) -> jax.Array:
         entries = _entry_values(data, indices, op.shape)

@@ -89,9 +89,9 @@ class scale_by_kl_shampoo(Matrixwise):
         b2: :math:`\beta_2`, decay rate of factors and eigenvalues.
         eps: :math:`\epsilon`, added to the root of the eigenvalues' products.
         precondition_frequency: The number of steps between two refreshes of the bases.
-        initial_value: The initial value of all eigenvalues. The second update, which is the first
-            nonzero update, is the averaged gradient divided by this value. If gradients aren't of
-            order 1, pass their mean square.
+        initial_value: The initial value of all eigenvalues :math:`\lambda`. The second update,
+            which is the first nonzero update, is the averaged gradient divided by this value. If
+            gradients aren't of order 1, pass their mean square.
         max_inverse_root: The largest bound of :math:`\lambda^{-1/2}`. The bound is the length of
             the eigenvalue's side, clipped between 10 and this value. It shortens the steps of small
             gradients. None disables the bound.

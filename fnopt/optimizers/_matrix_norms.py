@@ -36,8 +36,8 @@ class hyperball(Matrixwise):
               R = \lVert \theta_t \rVert
 
     with the incoming direction :math:`d`. `hyperball` replaces `scale_by_learning_rate`. The
-    learning rate is about the angle of a step, and weight decay has no effect. With `ema` and
-    `orthogonalize` as the direction, the method is MuonH; with `scale_by_adam`, it is AdamH.
+    learning rate is approximately the angle of a step, and weight decay has no effect. With `ema`
+    and `orthogonalize` as the direction, the method is MuonH; with `scale_by_adam`, it is AdamH.
 
     The state doesn't contain the norm, which is computed from the current matrix. In float32, its
     rounding error grows with the square root of the number of steps. A zero matrix stays zero.

@@ -249,8 +249,8 @@ class BatchJacobian:
     def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Concatenate arrays `[n, k]` of all functions, over all devices."""
         # On an explicit mesh, JAX can't merge a sharded axis with another axis.
-        flat = [replicate(x).reshape(-1) for x in parts]
-        return jnp.concatenate([all_gather_tree(x, self._axis_name) for x in flat])
+        vectors = [replicate(x).reshape(-1) for x in parts]
+        return jnp.concatenate([all_gather_tree(x, self._axis_name) for x in vectors])
 
     def parts(self, residuals: Any) -> list[jax.Array]:
         """Reshape a tree like `residuals` to arrays `[n, k]`, one per residual function."""

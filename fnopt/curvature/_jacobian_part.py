@@ -179,14 +179,12 @@ class JacobianPart:
     def gather_examples(self) -> JacobianPart:
         """Copy this part with the examples of all devices; rows are computed on demand."""
         batch = all_gather_tree(self.bound.batch, self.axis_name)
-        everywhere = copy.copy(self)
-        everywhere.__dict__.pop("rows", None)
-        everywhere.__dict__.pop("residuals", None)
+        part = copy.copy(self)
+        part.__dict__.pop("rows", None)
+        part.__dict__.pop("residuals", None)
         # The copy shares the recorded program, so the batch must have the recorded varying axes.
-        everywhere.bound = self.bound._replace(
-            batch=pvary_like(batch, self.bound.batch), size=self.total
-        )
-        return everywhere
+        part.bound = self.bound._replace(batch=pvary_like(batch, self.bound.batch), size=self.total)
+        return part
 
     def gram(self, other: JacobianPart) -> jax.Array:
         """Inner products of all rows with the rows of another part, `[n k, m l]`."""

@@ -41,10 +41,10 @@ def _shortest_path(
     infinity = jnp.asarray(jnp.inf, cost.dtype)
 
     def reach(search: _PathSearch, row: Any) -> _PathSearch:
-        through = search.length + (cost[row] - u[row]) - v
-        better = ~search.done & (through < search.distance)
-        distance = jnp.where(better, through, search.distance)
-        parent = jnp.where(better, row, search.parent)
+        distance_via_row = search.length + (cost[row] - u[row]) - v
+        is_shorter = ~search.done & (distance_via_row < search.distance)
+        distance = jnp.where(is_shorter, distance_via_row, search.distance)
+        parent = jnp.where(is_shorter, row, search.parent)
         last = jnp.argmin(jnp.where(search.done, infinity, distance)).astype(jnp.int32)
         # If no finite distance remains, `argmin` may return a finished column again. The search
         # then continues with the first unfinished column, so that the loop ends.

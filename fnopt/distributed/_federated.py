@@ -111,9 +111,9 @@ class federated(Value):
             lambda p, *xs: _mean_change(p, xs, fractions), state.params, *clients
         )
         updates, opt_state = self.outer.update(gradient, state.opt_state, state.params)
-        stepped = apply_updates(state.params, cast_like(updates, state.params)), opt_state
+        next_values = apply_updates(state.params, cast_like(updates, state.params)), opt_state
         selected = jax.tree.map(
-            lambda a, b: jnp.where(has_weight, a, b), stepped, (state.params, state.opt_state)
+            lambda a, b: jnp.where(has_weight, a, b), next_values, (state.params, state.opt_state)
         )
         return ServerState(safe_increment(state.round), *selected)
 

@@ -242,7 +242,7 @@ def _outer_gradient(anchor: Any, params: Any, updates: Any) -> Any:
 
     def change(a: Any, p: Any, u: Any) -> Any:
         # The worker's params started from the anchor rounded to their dtype.
-        begin = a.astype(jnp.result_type(p)).astype(a.dtype)
-        return begin - (p.astype(a.dtype) + u)
+        start = a.astype(jnp.result_type(p)).astype(a.dtype)
+        return start - (p.astype(a.dtype) + u)
 
     return jax.tree.map(change, anchor, params, updates)

@@ -271,14 +271,14 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None)
     Reference:
         Müller, Kornblith and Hinton, 2019, arXiv:1906.02629.
     """
-    (wide,) = floats("smooth_labels", labels=labels)
-    alpha = jnp.asarray(alpha, wide.dtype)
-    valid = mask(where, wide.shape, axis)
+    (y,) = floats("smooth_labels", labels=labels)
+    alpha = jnp.asarray(alpha, y.dtype)
+    valid = mask(where, y.shape, axis)
     if valid is None:
-        axes = range(wide.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-        classes = jnp.asarray(math.prod(wide.shape[a] for a in axes), wide.dtype)
+        axes = range(y.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+        classes = jnp.asarray(math.prod(y.shape[a] for a in axes), y.dtype)
     else:
-        classes = jnp.sum(valid.astype(wide.dtype), axis=axis, keepdims=True)
+        classes = jnp.sum(valid.astype(y.dtype), axis=axis, keepdims=True)
     # At least 1, because the quotient would be infinite for a row without classes.
-    smoothed = (1 - alpha) * wide + alpha / jnp.maximum(classes, 1)
+    smoothed = (1 - alpha) * y + alpha / jnp.maximum(classes, 1)
     return smoothed.astype(jnp.asarray(labels).dtype)

@@ -113,9 +113,9 @@ def ctc_loss_with_forward_probs(
     # is NaN.
     zero = jnp.asarray(log_epsilon, scores.dtype)
     batch, size = labels.shape
-    repeated = jnp.pad(labels[:, :-1] == labels[:, 1:], ((0, 0), (0, 1)))
-    through_blank = jnp.where(repeated, zero, 0).astype(scores.dtype)
-    without_blank = jnp.where(repeated, 0, zero).astype(scores.dtype)
+    is_repeated = jnp.pad(labels[:, :-1] == labels[:, 1:], ((0, 0), (0, 1)))
+    through_blank = jnp.where(is_repeated, zero, 0).astype(scores.dtype)
+    without_blank = jnp.where(is_repeated, 0, zero).astype(scores.dtype)
 
     def step(carry: Any, frame: _Frames) -> Any:
         blank, emit = carry

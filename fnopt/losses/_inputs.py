@@ -136,10 +136,10 @@ def log_softmax(x: jax.Array) -> jax.Array:
         m = jnp.where(m == -jnp.inf, jnp.zeros_like(m), m)
         shifted = x - m
         powers = jnp.where(x == m, jnp.zeros_like(x), jnp.exp(shifted))
-        below = jnp.sum(powers, axis=-1, keepdims=True)
+        total = jnp.sum(powers, axis=-1, keepdims=True)
         # The sum omits the term 1 of one largest score, so that log1p is accurate near 0.
         ties = jnp.sum((x == m).astype(x.dtype), axis=-1, keepdims=True)
-        return shifted - jnp.log1p(below + jnp.maximum(ties - 1, 0))
+        return shifted - jnp.log1p(total + jnp.maximum(ties - 1, 0))
 
 
 @log_softmax.defjvp

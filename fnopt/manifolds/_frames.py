@@ -178,12 +178,13 @@ class OrthonormalFrames(Manifold):
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
         """Tangent with coordinates in the basis of a block reflection."""
         n, p = x.shape[-2:]
-        inside, outside = c[..., : p * (p - 1) // 2], c[..., p * (p - 1) // 2 :]
+        split = p * (p - 1) // 2
+        skew, normal = c[..., :split], c[..., split:]
         rows, columns = jnp.tril_indices(p, -1)
-        A = jnp.zeros((*c.shape[:-1], p, p), c.dtype).at[..., rows, columns].set(inside)
+        A = jnp.zeros((*c.shape[:-1], p, p), c.dtype).at[..., rows, columns].set(skew)
         # Every coordinate occurs twice in A, so the factor sqrt(1/2) makes the basis orthonormal.
         A = (A - _transpose(A)) * jnp.asarray(0.5**0.5, c.dtype)
-        return matmul(x, A) + complement(x, outside.reshape(*c.shape[:-1], n - p, p))
+        return matmul(x, A) + complement(x, normal.reshape(*c.shape[:-1], n - p, p))
 
     def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
         """Projection onto the tangent space."""
@@ -232,8 +233,8 @@ def complement(x: jax.Array, b: jax.Array) -> jax.Array:
     W = x.at[..., :p, :].add(matmul(U, Vt))
     inner = matmul(_transpose(W[..., p:, :]), b)
     weights = matmul(_transpose(Vt) / (1 + s)[..., None, :], matmul(Vt, inner))
-    below = jnp.concatenate([jnp.zeros((*b.shape[:-2], p, b.shape[-1]), b.dtype), b], axis=-2)
-    return below - matmul(W, weights)
+    padded = jnp.concatenate([jnp.zeros((*b.shape[:-2], p, b.shape[-1]), b.dtype), b], axis=-2)
+    return padded - matmul(W, weights)
 
 
 UnitVector = Sphere()

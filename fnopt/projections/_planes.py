@@ -221,9 +221,9 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
         return jnp.sum(w * jnp.clip(x - tau * w, low, high)) - c
 
     def zero_outside(edge: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
-        open_ended = jnp.where(w > 0, jnp.isinf(down), jnp.isinf(up))
+        is_unbounded = jnp.where(w > 0, jnp.isinf(down), jnp.isinf(up))
         return edge + _safe_ratio(
-            excess(edge), jnp.sum(jnp.where(open_ended, w * w, 0).astype(x.dtype))
+            excess(edge), jnp.sum(jnp.where(is_unbounded, w * w, 0).astype(x.dtype))
         )
 
     def bisect(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

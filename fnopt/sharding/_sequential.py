@@ -36,10 +36,10 @@ def wait_for(tree: Any, before: Any) -> Any:
     heads = [y[(0,) * y.ndim] for y in jax.tree.leaves(before) if y.size]
     if not heads:
         return tree
-    # `never` is False, because 0 and 1 are both shifted to 0, but XLA doesn't simplify the
+    # `always_false` is False, because 0 and 1 are both shifted to 0, but XLA doesn't simplify the
     # expression. An optimization barrier doesn't suffice, because XLA removes barriers before it
     # schedules operations. XLA never fuses a sort. Without the sort, the heads could be fused with
     # the delayed arrays, and their operands would remain in memory.
     flags = jnp.stack([jnp.isnan(h).astype(jnp.int32) for h in heads] * 2)
-    never = jax.lax.sort(flags)[0] >> 1 > 0
-    return jax.tree.map(lambda x: jnp.where(never, jnp.zeros_like(x), x), tree)
+    always_false = jax.lax.sort(flags)[0] >> 1 > 0
+    return jax.tree.map(lambda x: jnp.where(always_false, jnp.zeros_like(x), x), tree)

@@ -125,8 +125,8 @@ def _constrain_like(x: Any, p: Any) -> Any:
         return x if is_sharded(x) else reshard_like(x, p)
     # The compiler gives both operands of a select the same sharding. The barrier hides from the
     # compiler that `x` is always selected.
-    never = jax.lax.optimization_barrier(jnp.zeros((), bool))
-    return jnp.where(never, p, x)
+    always_false = jax.lax.optimization_barrier(jnp.zeros((), bool))
+    return jnp.where(always_false, p, x)
 
 
 def _memory_space(x: Any) -> Any:

@@ -114,17 +114,22 @@ class Sets:
             result[groups] = ALL
             return result
         position, members = self.members(ids)
-        keys = distinct(groups[position] * self.size + members)
-        owner, members = np.divmod(keys, self.size)
-        unique_groups, start, count = np.unique(owner, return_index=True, return_counts=True)
-        largest = np.zeros_like(count)
-        np.maximum.at(largest, np.searchsorted(unique_groups, groups), self._count[ids])
+        bits = self.size.bit_length()
+        keys = distinct(groups[position] << bits | members)
+        owner, members = keys >> bits, keys & (1 << bits) - 1
+        # Both arrays are sorted and contain the same groups.
+        start, first = (np.flatnonzero(np.diff(g, prepend=-1)) for g in (owner, groups))
+        count = np.diff(start, append=owner.size)
+        sizes, unique_groups = self._count[ids], owner[start]
+        largest = np.maximum.reduceat(sizes, first)
         # Each group gets its largest set. It is the union if both have the same size.
-        order = np.argsort(self._count[ids], kind="stable")
-        result[groups[order]] = ids[order]
+        is_largest = sizes == np.repeat(largest, np.diff(first, append=groups.size))
+        result[groups[is_largest]] = ids[is_largest]
         result[unique_groups[count == self.size]] = ALL
         is_new = (count > largest) & (count < self.size)
-        result[unique_groups[is_new]] = self._append(members, start[is_new], count[is_new])
+        if is_new.any():
+            added = self._append(members, start[is_new], count[is_new])
+            result[unique_groups[is_new]] = added
         return result
 
     def _append(self, members: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:

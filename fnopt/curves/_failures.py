@@ -71,7 +71,7 @@ def report_failures(
 ) -> None:
     """Raise a `FitError` if a fit failed, or warn about its covariance.
 
-    Traced values can't be checked.
+    Fits with traced values aren't checked.
 
     Args:
         solution: The solution of the fit.

@@ -206,7 +206,7 @@ class Fit(tuple[Params, jax.Array]):
     def r_squared(self) -> jax.Array:
         r"""Coefficient of determination :math:`R^2`, weighted by `sigma`."""
         whiten = whitened(self.y, self.sigma)
-        # Compared with the fit of a constant to the whitened data.
+        # R² compares the model with a constant that is fitted to the whitened data.
         ones, y = jnp.ravel(whiten(jnp.ones_like(self.y))), jnp.ravel(whiten(self.y))
         mean = jnp.sum(ones * y) / jnp.sum(jnp.square(ones))
         total = jnp.sum(jnp.square(jnp.abs(y - mean * ones)))

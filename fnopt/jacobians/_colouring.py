@@ -79,7 +79,7 @@ class Sparsity(ColumnColours):
 
     @functools.cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """The column of the entry in every row and color, and a mask of existing entries.
+        """For every row and color, the column of the entry, and whether there is an entry.
 
         Both arrays have shape `[rows, colors]`. The column is 0 if there is no entry.
         """

@@ -63,8 +63,9 @@ def _factor_cost(
 ) -> SparseOrder | None:
     """Count the entries and multiplications of the factor by symbolic factorization.
 
-    The entries of a column are the entries of the matrix and of its children in the elimination
-    tree. The parent of a column is the row of the first entry below the diagonal.
+    A column of the factor has the entries of the matrix's column, and the entries of its children
+    in the elimination tree. The parent of a column is the row of its first entry below the
+    diagonal.
     """
     # For each column of the factor, the row indices of its entries below the diagonal.
     below: list[set[int]] = [set() for _ in size]

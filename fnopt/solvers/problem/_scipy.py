@@ -19,23 +19,25 @@ class ScipyTable(NamedTuple):
     options: tuple[str, ...] = ()  # keys of the dict `options`
     steps: tuple[str, ...] = ()  # keywords and options that limit the steps
 
-    def read(self, given: dict[str, Any]) -> dict[str, Any]:
+    def read(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Merge the keywords with the entries of `options`, without values of None.
 
         Raises:
             TypeError: If the table doesn't contain a name. The message proposes a replacement.
         """
-        caller, options = self.caller, dict(given.get("options") or {})
+        caller, options = self.caller, dict(arguments.get("options") or {})
         for name in options:
             if name not in self.options:
                 expected = ", ".join(self.options)
-                raise TypeError(f"{caller}: unexpected option {name!r}, expected {expected}.")
-        for name in given:
+                raise TypeError(
+                    f"{caller}: unexpected option {name!r}, expected one of {expected}."
+                )
+        for name in arguments:
             if name not in self.keywords:
                 other = f"Expected a documented one, or SciPy's {', '.join(self.keywords)}"
                 hint = self.instead.get(name, other)
                 raise TypeError(f"{caller}: unexpected keyword {name!r}. {hint}.")
-        merged = options | {name: value for name, value in given.items() if name != "options"}
+        merged = options | {name: value for name, value in arguments.items() if name != "options"}
         return {name: value for name, value in merged.items() if value is not None}
 
     def smallest_limit(self, read: dict[str, Any], max_steps: int) -> int:
@@ -55,10 +57,13 @@ def check_jac(caller: str, jac: Any, value: str, other: str = "") -> None:
     """
     if jac is True:
         raise TypeError(
-            f"{caller}: jac = True, expected a function that returns {value} alone: {EXACT}."
+            f"{caller}: jac = True, expected a function that returns {value} alone. Leave jac out, "
+            f"because {EXACT}."
         )
     if jac is not False and jac not in (None, *SCHEMES):
-        raise TypeError(f"{caller}: jac = {jac!r}, expected none{other}: {EXACT}.")
+        raise TypeError(
+            f"{caller}: jac = {jac!r}, expected None{other}. Leave jac out, because {EXACT}."
+        )
 
 
 def value_or_option(value: Any, read: dict[str, Any], *names: str) -> Any:

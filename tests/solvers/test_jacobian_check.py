@@ -119,7 +119,7 @@ def test_a_jacobian_that_is_not_the_derivative_is_reported(how):
         np.testing.assert_allclose(end.params, [2, 0.7, 0.3], rtol=1e-3)
     else:
         assert int(end.status) == Status.WRONG_JACOBIAN, end.message
-        assert "check it against jax.jacfwd(residual_fn)(params)" in end.message
+        assert "compare jac with jax.jacfwd(residual_fn)(params)" in end.message
 
 
 def test_a_wrong_jacobian_of_an_opaque_function_is_no_convergence():

@@ -57,7 +57,7 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         jaxpr = jax.make_jaxpr(lambda x: pushed(flat.r, (x,), (x,)))(x).jaxpr
     except Exception:  # a function without a derivative may raise any exception
         return None
-    # A `custom_vjp` can be traced in forward mode, but its primitive `custom_lin` can't be compiled.
+    # Forward mode traces a `custom_vjp`, but its primitive `custom_lin` can't be compiled.
     if any(eqn.primitive.name == "custom_lin" for eqn in jaxprs.equations(jaxpr)):
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fnopt.jacobians._band import BandLayout, band_of, reverse_cuthill_mckee
-from fnopt.jacobians._blocks import Level as Level
 from fnopt.jacobians._check_sparsity import check_sparsity
 from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity, SymmetricSparsity

@@ -122,7 +122,7 @@ class SparseJacobian(FromEntries):
 
     def values(self, index: np.ndarray) -> jax.Array:
         """The entries with these indices; 0 for an index past the end."""
-        places = np.append(self.sparsity.places, self.sums.size)[index]
+        places = np.append(self.sparsity.places, np.int32(self.sums.size))[index]
         return self.sums.T.ravel().at[places].get(mode="fill", fill_value=0)
 
     def astype(self, dtype: Any) -> SparseJacobian:

@@ -92,7 +92,9 @@ class Sparsity(ColumnColours):
     @functools.cached_property
     def places(self) -> np.ndarray:
         """Index of every entry in the transposed sums, `[colors, rows]`, as one vector."""
-        return self.colour[self.cols].astype(np.int64) * self.shape[0] + self.rows
+        small = self.shape[0] * self.colours < 2**31
+        first = self.colour[self.cols].astype(np.int32 if small else np.int64) * self.shape[0]
+        return first + self.rows
 
 
 def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:

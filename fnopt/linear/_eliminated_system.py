@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.jacobians import Elimination, Level, SparseJacobian
+from fnopt.jacobians import Elimination, SparseJacobian
 from fnopt.linear._gram_system import SparseGramSystem
 from fnopt.linear._secular import Solvers, backward, cholesky, forward
 from fnopt.numerics import matmul
@@ -62,7 +63,7 @@ class BlockLayout:
         d = scale[self.plan.order]
 
         def scales(start: np.ndarray, size: int) -> jax.Array:
-            return d[start[:, None] + np.arange(size)]
+            return d[start[:, None] + np.arange(size, dtype=np.int32)]
 
         return {
             (t, u): G[t, u] / scales(row, t)[:, :, None] / scales(col, u)[:, None, :]
@@ -105,7 +106,7 @@ class BlockLayout:
         inverse = jax.vmap(_lower_inverse)(L)
         Z = {
             t: _times_transposed(G[t, s][at], inverse[owner])
-            for t, at, owner, _ in self._neighbours(level)
+            for t, at, owner, _ in self._neighbours
         }
         for (t, u), (a, b, target) in level.products.items():
             G[t, u] = _add_products(G[t, u], -Z[t], Z[u], a, b, target)
@@ -117,7 +118,7 @@ class BlockLayout:
         if level is None:
             return forward(factor.last, b)
         y = jnp.sum(factor.inverse * b[: level.stop].reshape(-1, 1, level.size), 2)
-        for t, _, owner, at in self._neighbours(level):
+        for t, _, owner, at in self._neighbours:
             b = b.at[at].add(-jnp.sum(factor.Z[t] * y[owner][:, None], 2))
         return jnp.concatenate([y.ravel(), forward(factor.last, b[level.stop :])])
 
@@ -128,18 +129,20 @@ class BlockLayout:
             return backward(factor.last, y)
         x = y.at[level.stop :].set(backward(factor.last, y[level.stop :]))
         here = x[: level.stop].reshape(-1, level.size)
-        for t, _, owner, at in self._neighbours(level):
+        for t, _, owner, at in self._neighbours:
             here = here.at[owner].add(
                 -jnp.sum(factor.Z[t] * x[at][..., None], 1), indices_are_sorted=True
             )
         return x.at[: level.stop].set(jnp.sum(factor.inverse * here[..., None], 1).ravel())
 
-    def _neighbours(self, level: Level) -> list[tuple[int, slice, np.ndarray, np.ndarray]]:
+    @functools.cached_property
+    def _neighbours(self) -> list[tuple[int, slice, np.ndarray, np.ndarray]]:
         """List by size: the blocks of neighbors, their groups, and their unknowns."""
-        s, found = level.size, []
+        level, found = self.plan.level, []
+        assert level is not None, "without a level, no group has neighbors"
         for t, at in level.blocks.items():
-            row, col = (part[at] for part in self.plan.blocks[t, s])
-            found.append((t, at, col // s, row[:, None] + np.arange(t, dtype=np.int32)))
+            row, col = (part[at] for part in self.plan.blocks[t, level.size])
+            found.append((t, at, col // level.size, row[:, None] + np.arange(t, dtype=np.int32)))
         return found
 
 

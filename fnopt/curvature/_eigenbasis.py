@@ -46,8 +46,8 @@ def moment_shape(block: _Blocks) -> tuple[int, ...]:
 
 def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tuple[Factors, ...]:
     """Eigenvectors of the factors of every block with two factors; empty for other blocks."""
-    # Factors of equal width, keyed by block i and side j, form one batch `[sum of T b, w, w]`, so
-    # the program has one eigendecomposition per width and not one per factor.
+    # The factors of all blocks i and sides j with equal width form one batch `[n, width, width]`.
+    # Thus the program has one eigendecomposition per width and not one per factor.
     bases: dict[tuple[int, int], jax.Array] = {}
     stacks: dict[int, list[tuple[int, int]]] = {}
     for i, block in enumerate(blocks):

@@ -52,8 +52,8 @@ Matrices = tuple[jax.Array, ...]
 """One array per stack: `[T, D, K]`, or `[T, D]` for blocks with fewer than two factors."""
 
 SHARING = ("expand", "reduce")
-# 8 GiB per device, a tenth of an accelerator with 80 GB, for the rows of the output Hessian's root
-# and the cotangents of the model.
+# 8 GiB per device for the rows of the output Hessian's root and the cotangents of the model. This
+# is a tenth of an accelerator with 80 GB.
 _MAX_BYTES = 2**33
 
 

@@ -157,8 +157,8 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
     labels = jnp.asarray(labels)
     if z.ndim != 2 or labels.shape != z.shape[:1]:
         raise ValueError(
-            f"ntxent: embeddings have shape {z.shape}, labels have shape {labels.shape}, "
-            "expected [B, D] and [B]."
+            f"ntxent: embeddings have shape {z.shape}, labels have shape {labels.shape}, expected "
+            "[B, D] and [B]. Pass one label per embedding."
         )
     z, _ = unit(z, jnp.finfo(z.dtype).eps, axis=-1)
     # bfloat16 factors have errors of 0.4 %; division by the temperature 0.07 (Wu et al., 2018)

@@ -104,7 +104,7 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim))
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     if any(not -ndim <= a < ndim for a in axes):
-        raise ValueError(f"axis = {axis}, expected an axis of an array with {ndim} axes.")
+        raise ValueError(f"axis = {axis}, expected axes from {-ndim} to {ndim - 1}.")
     return tuple(a % ndim for a in axes)
 
 

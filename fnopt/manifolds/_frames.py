@@ -164,8 +164,8 @@ class OrthonormalFrames(Manifold):
         Y1 = matmul(_transpose(x), y)
         normal = y - matmul(x, Y1)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
-        # The inverse of the Cayley transform, from normal = N (I + Y1) / 2 and Y1 - I = K (I + Y1)
-        # with K = A / 2 - N^T N / 4.
+        # The inverse of the Cayley transform. N is the solution of N (I + Y1) / 2 = normal. Then
+        # K (I + Y1) = Y1 - I, with K = A / 2 - N^T N / 4, determines A.
         N = 2 * _solve_right(normal, eye + Y1)
         A = _solve_right(2 * (Y1 - eye) + matmul(_transpose(N), normal), eye + Y1)
         return matmul(x, A) + N

@@ -27,9 +27,9 @@ class Manifold(Value):
     - `nearest(y)`, a point of the set close to an arbitrary array.
     - `tangent_shape(shape)` and `accepts(shape)`, and `axes`, the number of axes of a point.
 
-    These methods suffice if the entries of a tangent are orthonormal coordinates. A manifold whose
-    tangents have the shape of the points (such as vectors orthogonal to the point of a sphere)
-    also defines `dimension(shape)`, `from_coordinates(x, c)` and `transport(x, v)`.
+    These methods suffice if the entries of a tangent are orthonormal coordinates. If tangents have
+    the shape of the points (such as vectors orthogonal to the point of a sphere), a subclass also
+    defines `dimension(shape)`, `from_coordinates(x, c)` and `transport(x, v)`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -305,8 +305,8 @@ def _callback(eqn: Eqn) -> Callable[..., Any]:
 def _work(eqn: Eqn) -> int:
     """Estimate the cost of an operation, in elements that it reads and writes.
 
-    A term of a matrix product is a tenth of an element, because BLAS takes about 0.1 ns per term
-    and other operations take 1 ns per element.
+    A term of a matrix product is a tenth of an element: BLAS takes about 0.1 ns per term, and
+    other operations take 1 ns per element.
     """
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
     sizes = [getattr(aval, "size", 1) for aval in avals]

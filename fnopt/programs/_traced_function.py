@@ -95,7 +95,7 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
 
     Returns:
         The function as a value. None if the function closes over tracers, has a `jax.custom_vjp`,
-        or has arrays that only a derivative rule reads; jaxprs of such functions can't be compared.
+        or has arrays that only a derivative rule reads. Such jaxprs can't be compared.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,9 +1,9 @@
 """Independent factorizations, executed one after the other.
 
 XLA's runtime on a CPU starts every operation whose inputs are ready. A LAPACK call on a batch of
-matrices runs on a thread of a pool, splits the batch over the threads of the same pool, and waits
-for these threads (jaxlib 0.10). Simultaneous calls therefore deadlock if there are as many calls as
-threads, for example two calls on a machine with two cores.
+matrices runs on a thread of a pool (jaxlib 0.10). The call splits the batch over the threads of the
+same pool, and waits for these threads. Simultaneous calls therefore deadlock if there are as many
+calls as threads, for example two calls on a machine with two cores.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
     elif ord in (float("inf"), "inf", "infinity"):
         result = jnp.maximum(max(moduli), 0)  # 0 for an empty tree
     else:
-        raise ValueError(f"tree.norm: ord is {ord!r}, expected 1, 2 or infinity.")
+        raise ValueError(f"tree.norm: ord is {ord!r}, expected 1, 2 or infinity (jnp.inf).")
     return result * result if squared else result
 
 

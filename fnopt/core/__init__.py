@@ -43,6 +43,7 @@ from fnopt.core._slots import (
     EventCount,
     RealSlot,
     Slot,
+    abstract_to_zeros,
     count_of,
     custom_slots,
     declared_slots,
@@ -51,7 +52,6 @@ from fnopt.core._slots import (
     next_count,
     slot_copy,
     slot_zeros,
-    zeros_for,
 )
 from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged, status_messages

@@ -50,16 +50,16 @@ ANY = "*"
 
 # Cached, because `inspect.signature` takes longer than an eager step.
 @functools.cache
-def read_by(update: Callable[..., Any]) -> Mapping[str, bool]:
+def extra_arg_parameters(update: Callable[..., Any]) -> Mapping[str, bool]:
     """Map each extra argument in the signature of an `update` to whether it is required."""
     parameters = inspect.signature(update).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 @functools.cache
-def required_by(update: Callable[..., Any]) -> tuple[str, ...]:
+def required_extra_args(update: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the required extra arguments of an `update`."""
-    return tuple(name for name, required in read_by(update).items() if required)
+    return tuple(name for name, required in extra_arg_parameters(update).items() if required)
 
 
 def parameter_names(fn: Callable[..., Any]) -> frozenset[str]:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fnopt.core._extra_args import ANY, read_by
+from fnopt.core._extra_args import ANY, extra_arg_parameters
 from fnopt.core._static import static
 from fnopt.core._transformation import Transformation
 from fnopt.core._value import brief
@@ -44,7 +44,7 @@ class from_pair(Transformation):
         `'*'` is a key if the update accepts any name.
         """
         any_name = {ANY: False} if _signature(self.update_fn).takes_any else {}
-        return {**read_by(self.update_fn), **any_name}
+        return {**extra_arg_parameters(self.update_fn), **any_name}
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
@@ -54,7 +54,9 @@ class from_pair(Transformation):
         args = (updates, state, params) if signature.takes_params else (updates, state)
         # optax's transformations without extra arguments raise an error for unknown arguments.
         if not signature.takes_any:
-            extra_args = {k: v for k, v in extra_args.items() if k in read_by(self.update_fn)}
+            extra_args = {
+                k: v for k, v in extra_args.items() if k in extra_arg_parameters(self.update_fn)
+            }
         return self.update_fn(*args, **extra_args)
 
 

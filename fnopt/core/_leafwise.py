@@ -21,11 +21,11 @@ from fnopt.core._slots import (
     next_count,
 )
 from fnopt.core._transformation import Transformation
-from fnopt.core._written_leaf import LeafNumbers, check_scalars_returned, returned_by_leaf
+from fnopt.core._written_leaf import LeafNumbers, check_leaf_result, check_scalars_result
 from fnopt.errors import check_inexact, explain_device_errors
 from fnopt.numerics import (
-    capped,
     cast,
+    clip_all_squarable,
     compute_dtype,
     dtype_of,
     is_inexact,
@@ -112,9 +112,9 @@ class Leafwise(Transformation):
         """Make the initial value of a `CustomSlot` for the leaf `p`, in at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must define start(self, {slot!r}, p)")
 
-    def _first(self, name: str, params: Any) -> Any:
+    def _init_field(self, name: str, params: Any) -> Any:
         if name not in custom_slots(self.State):
-            return super()._first(name, params)
+            return super()._init_field(name, params)
         check_inexact(params, "params")
         return jax.tree.map(lambda p: self.start(name, jnp.asarray(p)), params)
 
@@ -240,7 +240,7 @@ def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]
     # Concrete hyper-parameters are NumPy scalars, which would warn of a division by zero.
     with np.errstate(all="ignore"):
         scalars = tx.scalars(LeafNumbers(**values | numbers), t)
-    check_scalars_returned(type(tx).__name__, scalars)
+    check_scalars_result(type(tx).__name__, scalars)
     return numbers | {k: _number(v, dtype) for k, v in scalars.items()}, t
 
 
@@ -301,7 +301,7 @@ def _leaf_formula(
             # would need more memory, because XLA stores a value that takes several operations and
             # is read twice.
             zero_or_nan = lax.mul(np.zeros((), args[0].dtype), args[0])
-            args = (capped(args[0]), *args[1:])
+            args = (clip_all_squarable(args[0]), *args[1:])
             if carrier:
                 i = len(args) - len(slots) + slots.index(carrier)
                 slot = lax.add(args[i], lax.convert_element_type(zero_or_nan, args[i].dtype))
@@ -311,7 +311,7 @@ def _leaf_formula(
         with jax.numpy_dtype_promotion("standard"):
             out = tx.leaf(LeafNumbers(**dict.fromkeys(cls._leaf_names) | h), *args)
         old_slots = row[len(row) - len(slots) :]
-        out = returned_by_leaf(cls.__name__, out, slots, args[0], old_slots)
+        out = check_leaf_result(cls.__name__, out, slots, args[0], old_slots)
         new_slots = jax.tree.map(lambda x, y: saturating_cast(x, y.dtype), out[1:], old_slots)
         update = lax.convert_element_type(out[0], dtype)
         if zero_or_nan is not None:

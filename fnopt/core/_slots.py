@@ -189,7 +189,7 @@ def is_abstract(params: Any) -> bool:
     return any(isinstance(p, jax.ShapeDtypeStruct) for p in jax.tree.leaves(params))
 
 
-def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
+def abstract_to_zeros(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
     """Replace abstract params by zeros, if the state doesn't depend on the values of the params.
 
     Args:

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
-from fnopt.core._extra_args import check_spelling, read_by, required_by
+from fnopt.core._extra_args import check_spelling, extra_arg_parameters, required_extra_args
 from fnopt.core._leaves import floating_leaves, same_tree, without_gradient
 from fnopt.core._slots import (
+    abstract_to_zeros,
     first_count,
     first_slot,
     is_abstract,
     missing_count,
     scheduled,
-    zeros_for,
 )
 from fnopt.core._value import Schedule, Value
 from fnopt.errors import advice_for_attribute, error_scope, where
@@ -48,14 +48,14 @@ class Member(NamedTuple):
     state: Any
 
 
-def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_init(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def checked_init(self: Transformation, params: Any) -> Any:
         with error_scope(self._place) as outermost:
             if outermost and self.floating_alone:
                 params = floating_leaves(params)
             if outermost and is_abstract(params):
-                params = zeros_for(functools.partial(init, self), params)
+                params = abstract_to_zeros(functools.partial(init, self), params)
             state = init(self, params)
             return place_state(state, params) if outermost else state
 
@@ -127,9 +127,9 @@ class Transformation(Value):
         # The methods are wrapped when a class is created, so that the checks and the error scope
         # also apply to subclasses of users.
         if "init" in cls.__dict__:
-            cls.init = _guarded_init(cls.__dict__["init"])
+            cls.init = _wrap_init(cls.__dict__["init"])
         if "update" in cls.__dict__:
-            cls.update = _guarded_update(cls.__dict__["update"])
+            cls.update = _wrap_update(cls.__dict__["update"])
 
     @property
     def _place(self) -> str:
@@ -151,17 +151,17 @@ class Transformation(Value):
     def __getitem__(self, i: int) -> Callable[..., Any]:
         return (self.init, self.update)[i]
 
-    @_guarded_init
+    @_wrap_init
     def init(self, params: Any) -> Any:
         """Make the initial state, which consists of strongly typed arrays only.
 
         By default, the state is a zero `count` and the slots that the class `State` declares.
         """
         if self.State is None:  # a wrapper without a state
-            return self._first("inner_state", params)
-        return self.State(**{name: self._first(name, params) for name in self.State._fields})
+            return self._init_field("inner_state", params)
+        return self.State(**{name: self._init_field(name, params) for name in self.State._fields})
 
-    def _first(self, name: str, params: Any) -> Any:
+    def _init_field(self, name: str, params: Any) -> Any:
         """Initial value of a field of the state."""
         return first_count(self) if name == "count" else first_slot(self, name, params)
 
@@ -183,7 +183,7 @@ class Transformation(Value):
         transform that reads other names overrides this method. `fnopt.core.EXTRA_ARGS` lists the
         names that the library reads.
         """
-        return read_by(type(self).update)
+        return extra_arg_parameters(type(self).update)
 
     def left_out(self, params: Any) -> Any:
         """Mask of the leaves that don't change and need no gradient, a tree of bools."""
@@ -249,7 +249,7 @@ def _describe_state(state: Any, expected: type) -> str:
 
 def _is_state(x: Any) -> bool:
     """Whether `x` is the state of a transform, or a tuple or dict of states."""
-    if hasattr(x, "_fields"):
+    if hasattr(x, "_fields"):  # params may be a NamedTuple, too, so the name of the class decides
         return type(x).__name__.endswith("State")
     parts = x.values() if isinstance(x, dict) else x
     return isinstance(x, (tuple, dict)) and bool(x) and all(map(_is_state, parts))
@@ -266,7 +266,7 @@ def _check_order(updates: Any, state: Any, params: Any) -> None:
             )
 
 
-def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_update(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
     def checked_update(
         self: Transformation, updates: Any, state: Any, params: Any = None, **extra_args: Any
@@ -279,7 +279,7 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             # If the params are a single array, `partition` and `masked` pass None as params and
             # updates to the transforms that don't update this array. A method with required
             # arguments (Levenberg-Marquardt) gets no updates either, but needs the params.
-            is_masked = not outermost and updates is None and not required_by(update)
+            is_masked = not outermost and updates is None and not required_extra_args(update)
             if params is None and self.needs_params and not is_masked:
                 raise ValueError(
                     f"{where()}update needs the params: call update(updates, state, params)."
@@ -288,7 +288,7 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             has_both = params is not None and updates is not None
             if outermost and has_both and not (self.other_gradients or same_tree(updates, params)):
                 params, extra_args = without_gradient(self, updates, params, extra_args)
-            if required_by(update):
+            if required_extra_args(update):
                 _check_required(update, extra_args)
             step = functools.partial(update, self, **extra_args)
             if outermost and is_on_explicit_mesh(tree_leaves(updates)):
@@ -296,13 +296,13 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
             new_updates, new_state = step(updates, state, params)
             if outermost:
                 like = updates if params is None else params
-                new_updates = _as_stored(self, new_updates, like)
+                new_updates = _cast_like_params(self, new_updates, like)
             return new_updates, new_state
 
     return checked_update
 
 
-def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
+def _cast_like_params(tx: Transformation, updates: Any, like: Any) -> Any:
     """Cast updates to the dtypes of the params, or of the gradients if there are no params.
 
     Between the members of a chain, updates are at least float32, because rounding to bfloat16 would
@@ -313,7 +313,7 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     like_leaves, like_treedef = tree_flatten(like)
     if treedef != like_treedef:
         return updates
-    keeps_dtypes = is_wide(tx) or [*map(dtype_of, leaves)] == [*map(dtype_of, like_leaves)]
+    keeps_dtypes = [*map(dtype_of, leaves)] == [*map(dtype_of, like_leaves)] or is_wide(tx)
     is_explicit = is_on_explicit_mesh(like_leaves)
     if keeps_dtypes and not is_explicit:
         return updates
@@ -334,7 +334,7 @@ def is_wide(tx: Transformation) -> bool:
 
 
 def _check_required(update: Callable[..., Any], given: Any) -> None:
-    for name in required_by(update):
+    for name in required_extra_args(update):
         if name not in given:
             raise TypeError(
                 f"{where()}update needs the extra argument {name!r}: call update(updates, "

@@ -26,7 +26,7 @@ class LeafNumbers(SimpleNamespace):
         )
 
 
-def check_scalars_returned(owner: str, scalars: Any) -> None:
+def check_scalars_result(owner: str, scalars: Any) -> None:
     """Check that the method `scalars` returned a dict of scalars."""
     if not isinstance(scalars, dict):
         raise TypeError(
@@ -40,7 +40,7 @@ def check_scalars_returned(owner: str, scalars: Any) -> None:
             )
 
 
-def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: Any) -> Any:
+def check_leaf_result(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: Any) -> Any:
     """Check the result of `leaf`, and return the update and the new slots as a tuple.
 
     Raises:

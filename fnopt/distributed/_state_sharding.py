@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fnopt.core import is_abstract, slots, zeros_for
+from fnopt.core import abstract_to_zeros, is_abstract, slots
 from fnopt.distributed._meshes import (
     Axis,
     check_axis,
@@ -130,7 +130,7 @@ def init_sharded(
         # A traced leaf without a mesh is replicated over the mesh, because `sharded` reads the mesh
         # from the type of the leaf.
         if is_abstract(params):
-            params = zeros_for(without_sharded(tx).init, params, "init_sharded: ")
+            params = abstract_to_zeros(without_sharded(tx).init, params, "init_sharded: ")
         replicated = NamedSharding(target_mesh, PartitionSpec())
         leaves = [
             put(p, replicated) if isinstance(p, Tracer) and jax.typeof(p).sharding.mesh.empty else p

@@ -31,8 +31,8 @@ from fnopt.numerics._norms import (
 from fnopt.numerics._numbers import (
     HIGHEST,
     add_epsilon,
-    capped,
     cast,
+    clip_all_squarable,
     clip_squarable,
     floor_power_of_two,
     is_static_zero,

@@ -46,16 +46,18 @@ def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
     """
     if jnp.finfo(x.dtype).bits < 32:  # squares of 16-bit arrays are computed in float32
         return x
-    return lax.select(jnp.isfinite(x), capped(x, terms), x)
+    return lax.select(jnp.isfinite(x), clip_all_squarable(x, terms), x)
 
 
-def capped(x: jax.Array, terms: int = 1) -> jax.Array:
+def clip_all_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
     """Clip finite and infinite entries to the bound of `clip_squarable`, in one operation."""
     info = jnp.finfo(x.dtype)
     if info.bits < 32:
         return x
     if jnp.iscomplexobj(x):
-        return lax.complex(capped(jnp.real(x), terms), capped(jnp.imag(x), terms))
+        return lax.complex(
+            clip_all_squarable(jnp.real(x), terms), clip_all_squarable(jnp.imag(x), terms)
+        )
     # In float32 the bound is 2^61 / sqrt(terms), so a sum of `terms` squares is 2^122 at most.
     limit = np.asarray(2.0 ** (info.maxexp // 2 - 3) / max(terms, 1) ** 0.5, x.dtype)
     return lax.clamp(-limit, x, limit)

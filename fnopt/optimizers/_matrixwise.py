@@ -87,13 +87,13 @@ class Matrixwise(Transformation):
         self.layouts(params)  # raises an error if the rule doesn't match the params
         if not self.takes_complex:
             _check_real(params)
-        return self.State(**{name: self._first(name, params) for name in self.State._fields})
+        return self.State(**{name: self._init_field(name, params) for name in self.State._fields})
 
-    def _first(self, name: str, params: Any) -> Any:
+    def _init_field(self, name: str, params: Any) -> Any:
         if name in self.unused():
             return None
         is_custom = name in custom_slots(self.State)
-        return self._first_custom(name, params) if is_custom else super()._first(name, params)
+        return self._init_custom(name, params) if is_custom else super()._init_field(name, params)
 
     def _slots(self) -> tuple[str, ...]:
         return tuple(name for name in declared_slots(self.State) if name not in self.unused())
@@ -101,7 +101,7 @@ class Matrixwise(Transformation):
     def _shapes(self, layout: MatrixLayout) -> tuple[tuple[int, int, int], ...]:
         return layout.wide_shapes if self.wide else layout.shapes
 
-    def _first_custom(self, name: str, params: Any) -> Any:
+    def _init_custom(self, name: str, params: Any) -> Any:
         leaves, treedef = jax.tree.flatten(params)
         dtypes = [compute_dtype(jnp.result_type(p)) for p in leaves]
         rows = zip(self.layouts(params), dtypes, strict=True)

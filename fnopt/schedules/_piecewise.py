@@ -205,7 +205,7 @@ class piecewise_interpolate_schedule(Schedule):
         return _interpolate_pieces(self.interpolate_type, count, bounds, values)
 
 
-def _share_of_steps(fraction_of_all: Any, steps: Any) -> Any:
+def _fraction_of_steps(fraction_of_all: Any, steps: Any) -> Any:
     """Round a fraction of the steps down; a fraction of 0.29 of 100 steps is 29 in every dtype."""
     product = numbers(fraction_of_all) * numbers(steps)
     # Four units in the last place are more than the rounding error of two products.
@@ -254,8 +254,8 @@ class linear_onecycle_schedule(Schedule):
         base = h.peak_value / h.div_factor
         bounds = [
             0.0,
-            _share_of_steps(self.pct_start, end),
-            _share_of_steps(self.pct_final, end),
+            _fraction_of_steps(self.pct_start, end),
+            _fraction_of_steps(self.pct_final, end),
             end,
         ]
         values = [base, h.peak_value, base, base / h.final_div_factor]
@@ -295,7 +295,7 @@ class cosine_onecycle_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """Return the value after `count` updates."""
         h, end = numbers(self), self.transition_steps
-        bounds = [0.0, _share_of_steps(self.pct_start, end), end]
+        bounds = [0.0, _fraction_of_steps(self.pct_start, end), end]
         last = h.peak_value / (h.div_factor * h.final_div_factor)
         return _interpolate_pieces(
             "cosine", count, bounds, [h.peak_value / h.div_factor, h.peak_value, last]

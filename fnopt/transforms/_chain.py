@@ -42,8 +42,9 @@ class Wrapper(Transformation):
         inner_state = state if state is None or self.State is None else state.inner_state
         return (Member(self.inner._place, self.inner, inner_state),)
 
-    def _first(self, name: str, params: Any) -> Any:
-        return self.inner.init(params) if name == "inner_state" else super()._first(name, params)
+    def _init_field(self, name: str, params: Any) -> Any:
+        is_inner = name == "inner_state"
+        return self.inner.init(params) if is_inner else super()._init_field(name, params)
 
     def _step_if(
         self,

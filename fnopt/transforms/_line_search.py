@@ -22,7 +22,9 @@ from fnopt.core import EmptyState, scalar_loss, select_tree
 from fnopt.numerics import zero_count
 
 
-def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:
+def bind_extra_args(
+    value_fn: Callable[..., Any], extra_args: dict[str, Any]
+) -> Callable[[Any], Any]:
     """Bind the extra arguments that a function's signature names; return a function of params."""
     parameters = list(inspect.signature(value_fn).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

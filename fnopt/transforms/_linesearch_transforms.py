@@ -18,9 +18,9 @@ from fnopt.transforms._line_search import (
     LineSearch,
     LineSearchCriteria,
     advance_search,
+    bind_extra_args,
     next_rate,
     start_search,
-    with_extras,
 )
 from fnopt.transforms._tree_algebra import (
     conjugate_tree,
@@ -144,7 +144,7 @@ class scale_by_zoom_linesearch(Transformation):
         Returns:
             The scaled updates and the state.
         """
-        fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
+        fn, dtype = bind_extra_args(value_fn, extra_args), state.value.dtype
         grad = jax.tree.map(lambda g, like: jnp.asarray(g, like.dtype), grad, state.grad)
         criteria = self._criteria(scalar_loss(value, dtype), inner(grad, updates), dtype)
         value_and_grad = jax.value_and_grad(lambda p: scalar_loss(fn(p), dtype))
@@ -295,7 +295,7 @@ class scale_by_backtracking_linesearch(Transformation):
         **extra_args: Any,
     ) -> tuple[Any, ScaleByBacktrackingLinesearchState]:
         """Multiply the updates by the step size; as in `scale_by_zoom_linesearch.update`."""
-        fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
+        fn, dtype = bind_extra_args(value_fn, extra_args), state.value.dtype
         h = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
         start, slope = scalar_loss(value, dtype), inner(grad, updates).astype(dtype)
 

@@ -177,7 +177,7 @@ class precision_policy(StoredSlots):
     ) -> tuple[Any, PrecisionPolicyState]:
         """Take a step of the inner transform in the compute dtype."""
         params = None if params is None else self._cast(params)
-        inner_state = self._map(lambda _, x: self._wide(x), state.inner_state)
+        inner_state = self._map(lambda _, x: self._to_compute_dtype(x), state.inner_state)
         new_updates, inner_state = self.inner.update(
             self._cast(updates), inner_state, params, **extra_args
         )
@@ -213,9 +213,9 @@ class precision_policy(StoredSlots):
     def _cast(self, tree: Any) -> Any:
         if self.compute_dtype is None:
             return tree
-        return jax.tree.map(lambda x: self._wide(x) if is_inexact(x) else x, tree)
+        return jax.tree.map(lambda x: self._to_compute_dtype(x) if is_inexact(x) else x, tree)
 
-    def _wide(self, x: Any) -> jax.Array:
+    def _to_compute_dtype(self, x: Any) -> jax.Array:
         x = jnp.asarray(x)
         dtype = self.compute_dtype or compute_dtype(x.dtype)
         if jnp.iscomplexobj(x) and dtype.kind != "c":

@@ -35,7 +35,7 @@ def _contains_states(node: Any) -> bool:
 
 def _guess_slots(state: Any) -> set[str]:
     """Names of the slots of another library's state: fields with arrays, without scalars."""
-    # A scalar may be a count, a rate or a key, which annotations would distinguish from a slot.
+    # Without annotations, a scalar may be a count, a rate or a key instead of a slot.
     return {
         name
         for name, x in state._asdict().items()

@@ -83,7 +83,7 @@ def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
         p.replace(default=empty, annotation=empty) for p in signature.parameters.values()
     ]
     bare_signature = signature.replace(parameters=bare_parameters, return_annotation=empty)
-    return f"{fn.__name__}: {what}; it takes {bare_signature}.{hint}"
+    return f"{fn.__name__}: {what}; expected {bare_signature}.{hint}"
 
 
 def _argument_advice(name: str, argument: str, argument_names: list[str]) -> str:

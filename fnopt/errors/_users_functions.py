@@ -161,7 +161,7 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
 def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> None:
     """Raise an error that names an array of a step on other devices than the gradients.
 
-    The function returns if there is no such array.
+    If all arrays are on the same devices, the function returns without an error.
 
     Args:
         error: The error of JAX.

@@ -122,8 +122,8 @@ def stochastic_round_leaves(
 
 
 def _bits_dtype(dtype: Any) -> Any:
-    # Rounding is unbiased if there are at least as many random bits as the dtype has fewer mantissa
-    # bits than float32: 16 for bfloat16, 13 for float16, 20 or 21 for float8.
+    # Rounding is unbiased if there is a random bit for every mantissa bit of float32 that the dtype
+    # lacks: 16 for bfloat16, 13 for float16, 20 or 21 for float8.
     return jnp.uint16 if jnp.finfo(dtype).bits == 16 else jnp.uint32
 
 

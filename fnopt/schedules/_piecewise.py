@@ -131,7 +131,7 @@ class join_schedules(Schedule):
         if not schedules or len(boundaries) != len(schedules) - 1:
             raise ValueError(
                 f"{where()}join_schedules: {len(schedules)} schedules with {len(boundaries)} "
-                "boundaries, expected one boundary fewer than schedules."
+                "boundaries, expected n >= 1 schedules with n - 1 boundaries."
             )
         _check_increasing("join_schedules", boundaries)
 

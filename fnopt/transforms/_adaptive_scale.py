@@ -167,8 +167,8 @@ class dynamic_loss_scale(Wrapper):
     Put `dynamic_loss_scale` around the whole optimizer, including `accumulate`:
     `dynamic_loss_scale(accumulate(tx, k))` skips a gradient that overflows, and the next gradient
     completes the sum. Inside `accumulate`, `dynamic_loss_scale` sees only the sum. One overflow
-    then discards all `k` gradients, which must have the same scale. The *step* for a finite
-    gradient isn't checked: see `apply_if_finite`.
+    then discards all `k` gradients, which must have the same scale. Only gradients are checked;
+    `apply_if_finite` also checks the step.
 
     Args:
         inner: The optimizer, a `Transformation` or any (init, update) pair.

@@ -112,7 +112,7 @@ def round_to_codes(y: jax.Array, position: jax.Array, code: Code, step: jax.Arra
     size = jnp.abs(y) if code.signed else y
     bits = jax.lax.bitcast_convert_type(size + code.bias, jnp.int32) - code.bias_bits
     random_bits = _random_bits(y, position, step, code.dropped_bits)
-    # Adding random low bits before truncation carries into the code with the right probability.
+    # Random low bits, added before truncation, carry into the code with the right probability.
     codes = (bits + random_bits) >> code.dropped_bits
     # Random rounding of a number near 1 must not exceed the code of 1.
     codes = jnp.minimum(codes, jnp.full_like(codes, code.largest))

@@ -232,7 +232,7 @@ def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
     """Find the only state of a class inside a state.
 
     Raises:
-        ValueError: If there is no such state, or more than one.
+        ValueError: If `state` contains no state of the class, or more than one.
     """
     states = states_of(state, kind)
     _check_single(len(states), who, maker)
@@ -262,7 +262,7 @@ def read_slot(
     (frozen, or excluded by a mask) is returned unchanged.
 
     Raises:
-        ValueError: If there is no such state, or if several states have a slot for the same leaf.
+        ValueError: If `state` contains no state of the class, or several with a slot for one leaf.
     """
     states = states_of(state, kind)
     _check_single(min(len(states), 1), who, maker)

@@ -221,9 +221,9 @@ def _cubic_minimizer(a: LinePoint, b: LinePoint, c: LinePoint) -> jax.Array:
     # f(a + x) = f(a) + f'(a) x + quadratic x^2 + cubic x^3, from the two equations at x = d and e.
     d, e = b.rate - a.rate, c.rate - a.rate
     rest_d, rest_e = b.value - a.value - a.slope * d, c.value - a.value - a.slope * e
-    determinant = jnp.square(d * e) * (d - e)
-    cubic = (jnp.square(e) * rest_d - jnp.square(d) * rest_e) / determinant
-    quadratic = (d**3 * rest_e - e**3 * rest_d) / determinant
+    denominator = jnp.square(d * e) * (d - e)
+    cubic = (jnp.square(e) * rest_d - jnp.square(d) * rest_e) / denominator
+    quadratic = (d**3 * rest_e - e**3 * rest_d) / denominator
     root = jnp.sqrt(jnp.square(quadratic) - 3 * cubic * a.slope)
     # The stationary point with positive curvature.
     return a.rate + (root - quadratic) / (3 * cubic)

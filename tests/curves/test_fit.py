@@ -174,7 +174,7 @@ def test_names_of_lmfit_and_uncalled_models_are_explained():
         TypeError, match=r"the class Gaussian, expected an instance\. Pass Gaussian\(\)"
     ):
         fnopt.curve_fit(fnopt.models.Gaussian, X, Y)
-    with pytest.raises(TypeError, match=r"it takes \(\)\. Pass the value in p0: p0="):
+    with pytest.raises(TypeError, match=r"expected \(\)\. Pass the value in p0: p0="):
         fnopt.fixed(0.5)
     for of in (fnopt.curves.plot_fit, fnopt.curves.profile_intervals):
         with pytest.raises(TypeError, match="Solution of least_squares without data"):

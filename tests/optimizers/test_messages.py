@@ -135,7 +135,7 @@ def test_a_schedule_that_reads_the_traced_count_says_so(fn):
     ("call", "text"),
     [
         (lambda: fnopt.cosine_decay_schedule(lr=1e-3), "unknown argument 'lr'.*Write init_value="),
-        (lambda: fnopt.constant_schedule(learning_rate=1.0), r"takes \(value\). Write value="),
+        (lambda: fnopt.constant_schedule(learning_rate=1.0), r"expected \(value\). Write value="),
         (lambda: fnopt.warmup_cosine_decay_schedule(lr=1.0), "Write peak_value="),
         (lambda: fnopt.scale_by_adam(beta1=0.9), r"scale_by_adam: .*Write b1=\.\.\."),
         (lambda: fnopt.clip_by_global_norm(), "missing a required argument: 'max_norm'"),

@@ -47,13 +47,13 @@ def through_charts(
     """
     fitted = setting.problem.fitted
     # An effect of second order in coordinates below the root of epsilon is a rounding error.
-    root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
+    tolerance = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
 
     def advance(chart: _Chart) -> _Chart:
         end = solve(chart.x, max_steps - chart.end.steps)
         solution = jnp.concatenate([end.params, chart.x[fitted:]])
         rebased = setting.rebased(solution)
-        moved = jnp.max(jnp.abs(rebased - solution)[:fitted], initial=0) > root
+        moved = jnp.max(jnp.abs(rebased - solution)[:fitted], initial=0) > tolerance
         end = _add_counts(chart.end, end)
         stopped = end.status == Status.STOPPED.value
         moved &= (end.steps < max_steps) & ~stopped & jnp.all(jnp.isfinite(rebased))

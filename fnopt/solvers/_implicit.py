@@ -141,15 +141,15 @@ def _tangent(
         return problem_of(data).on_chart(vector)[0]
 
     x = problem_of(data).on_chart(vector)[1]
-    full = end.jacobian if isinstance(end.jacobian, jax.Array) else None
+    dense_J = end.jacobian if isinstance(end.jacobian, jax.Array) else None
     # Second derivatives of unscaled residuals and params may overflow or underflow.
-    residual_scale, scale = scales_at_solution(chart_problem(data), end.residuals, full)
+    residual_scale, scale = scales_at_solution(chart_problem(data), end.residuals, dense_J)
 
     def cost(x: jax.Array, data: Data) -> jax.Array:
         return scale_residuals(chart_problem(data), residual_scale).cost_at(scale * x)
 
     def values(x: jax.Array, data: Data) -> tuple[Any, Any, Any]:
-        return _values_at(chart_problem(data), x, mode, full is not None)
+        return _values_at(chart_problem(data), x, mode, dense_J is not None)
 
     problem, axes = chart_problem(data), row_axes()
     push_mode = "forward" if mode == "forward" else "auto"
@@ -173,14 +173,14 @@ def _tangent(
         (_, _, J), (cost_dot, r_dot, J_dot) = pushed(values, *primals, push_mode)
     if axes:
         cost_dot = psum_rows(cost_dot)
-        J_dot = None if J_dot is None else _triangle_tangent(full, J, J_dot)
+        J_dot = None if J_dot is None else _triangle_tangent(dense_J, J, J_dot)
     zero = jax.custom_derivatives.zero_from_primal(end)
     # The tangent coordinates move the points, so the base points are constants.
     zero_bases = jnp.zeros_like(vector[x.size :])
     dx = jnp.concatenate([dx, zero_bases]) if zero_bases.size else dx
     tangent = zero._replace(params=dx, cost=cost_dot, residuals=r_dot)
     # A sparse Jacobian is treated as constant.
-    return tangent if full is None else tangent._replace(jacobian=J_dot)
+    return tangent if dense_J is None else tangent._replace(jacobian=J_dot)
 
 
 def _scaled_jacobian(

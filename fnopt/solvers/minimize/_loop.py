@@ -1,8 +1,4 @@
-"""The search loop of `minimize`.
-
-An iteration evaluates one trial point of a line search. Under `jax.vmap`, a problem therefore
-doesn't wait for longer line searches of other problems.
-"""
+"""The search loop of `minimize`."""
 
 from __future__ import annotations
 
@@ -116,7 +112,12 @@ def iterate(
     max_steps: jax.Array,
     watch: Watch | None,
 ) -> MinimizeState:
-    """Take steps until a stopping test holds or the limit of trial points is reached."""
+    """Take steps until a stopping test holds or the limit of trial points is reached.
+
+    An iteration evaluates one trial point, so that no problem under `jax.vmap` waits for longer
+    line searches of other problems. If the trial point ends the line search, the iterate moves to
+    the best trial point, or else the method restarts at the iterate. Both begin a new line search.
+    """
     share = jnp.asarray(SHARE, state.point.x.dtype)
 
     def advance(state: MinimizeState) -> MinimizeState:
@@ -293,8 +294,7 @@ def _set_status(
     step_ok = has_model & step_converged(
         point.x - before.point.x, direction.rate * direction.step, point.x, tolerances.xtol
     )
-    # A failed line search missed at most the decrease by the initial slope up to the upper end of
-    # its interval.
+    # A failed line search missed at most the decrease by the initial slope up to its upper end.
     line = outcome.line
     missed = -dot(point.gradient, line.direction.step) * line.search.high.rate
     search_ok = failed & (jnp.minimum(missed, line.direction.predicted) <= small)
@@ -302,8 +302,9 @@ def _set_status(
     optimal = relative_gradient(point, gradient, after.typical) <= tolerance
     optimal |= is_noise
     check_failed = moved & value_ok & ~optimal
-    last = after.restarts >= ROUNDS - 1
-    ends = (failed & (before.fresh | last)) | (check_failed & last)
+    is_last = after.restarts >= ROUNDS - 1
+    # A search that fails directly after a restart would fail again.
+    ends = (failed & (before.fresh | is_last)) | (check_failed & is_last)
     # If no step decreases a value that is zero to rounding error, the search has converged.
     is_zero = is_noise | (rounding_bound(after.typical) >= jnp.abs(point.value))
     status = first_of(
@@ -342,5 +343,5 @@ def final_point(state: MinimizeState) -> Evaluation:
     """Return the last iterate if it converged, otherwise the iterate with the lowest value."""
     if state.best is None:
         return state.point
-    last = is_converged(state.status) & (state.point.value <= state.best.value)
-    return select_tree(last, state.point, state.best)
+    use_last = is_converged(state.status) & (state.point.value <= state.best.value)
+    return select_tree(use_last, state.point, state.best)

@@ -125,8 +125,8 @@ def least_squares(
             covariance matrix of shape `[m, m]`.
         weights: Factors of the squared residuals, :math:`1 / \sigma^2`, instead of `sigma`; 0
             excludes a residual. Params and cost also have derivatives with respect to a weight of
-            0. The residuals and the Jacobian of the solution contain the square root of the
-            weights, and are treated as constant at a weight of 0.
+            0. The solution's residuals and Jacobian contain the square roots of the weights, and
+            their derivatives with respect to a weight of 0 are zero.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, in a dict keyed by
             paths or patterns of leaves, or in a tree like the params.
         max_steps: Maximum number of steps, rejected ones included; 0 only evaluates cost,

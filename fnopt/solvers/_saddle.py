@@ -28,7 +28,7 @@ class Curvature(NamedTuple):
     least: jax.Array  # smallest eigenvalue of D^-1 H D^-1
     x: jax.Array  # [n], the trial point of lowest cost along the eigenvector
     falls: jax.Array  # whether the cost at x is lower by more than a negligible decrease
-    negative: jax.Array  # whether the smallest eigenvalue is below its rounding error
+    negative: jax.Array  # whether the smallest eigenvalue is negative beyond rounding error
 
 
 def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) -> Curvature:

@@ -74,7 +74,7 @@ class LiftedModel(DenseModel):
         return LiftedSystem(square_system, Q)
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Return the rank by singular values."""
+        """Count the singular values above rounding error, with normalized columns."""
         _, R = jnp.linalg.qr((point.J / initial_scale(point.columns)).T)
         return numerical_rank(jnp.linalg.svd(R, compute_uv=False), self.size)
 
@@ -93,5 +93,5 @@ class WideGramModel(DenseModel):
         )
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Return the rank by the eigenvalues of the Gram matrix."""
+        """Count the eigenvalues of the Gram matrix above rounding error, with normalized columns."""
         return gram_rank(gram((point.J / initial_scale(point.columns)).T))

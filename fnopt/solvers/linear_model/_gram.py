@@ -40,7 +40,7 @@ class TallGramModel(LinearModel):
         return lambda w: mask * linearise_products(self.flat.r, point.x)[2](w) / scale
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Return the rank by the eigenvalues of the Gram matrix."""
+        """Count the eigenvalues of the Gram matrix above rounding error, with scaled columns."""
         G, column_scale = point.J
         d = initial_scale(point.columns) / column_scale
         return gram_rank(G / d / d[:, None])
@@ -93,6 +93,6 @@ class RowsModel(LinearModel):
         )
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Return the rank by the eigenvalues of the Gram matrix."""
+        """Count the eigenvalues of the Gram matrix above rounding error, with scaled columns."""
         scale = initial_scale(point.columns)[0]
         return gram_rank(point.J / scale / scale)

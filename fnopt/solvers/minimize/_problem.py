@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
 
 
 class SmoothObjective(NamedTuple):
-    """The objective and the feasible set of a vector."""
+    """Objective and feasible set as functions of a vector."""
 
     f: Callable[[jax.Array], jax.Array]
     box: Box | None = None
@@ -84,7 +84,7 @@ class SmoothObjective(NamedTuple):
 
 
 class FlatObjective(NamedTuple):
-    """The problem of a vector, and the conversion of vectors to params."""
+    """The minimization problem of a vector, and the conversion of vectors to params."""
 
     x: jax.Array  # [n], the initial guess
     problem: SmoothObjective

@@ -64,7 +64,7 @@ class Minimum(NamedTuple, Generic[Params]):
 
     @property
     def message(self) -> Any:
-        """Reason why the search stopped, as text (a list for a batch); not under `jax.jit`."""
+        """Text of `status` (a list of texts for a batch); not available under `jax.jit`."""
         return status_messages(self.status, _MESSAGES)
 
     @property

@@ -145,7 +145,8 @@ class Problem(NamedTuple):
 
         .. math:: \sqrt{\max(0, \rho' + 2 z \rho'')}\, J
 
-        Steps use a positive lower bound on the curvature instead of 0, to stay descent steps.
+        In `model`, the curvature has a positive lower bound instead of 0, so that steps reduce the
+        cost. The covariance needs the curvature without this bound.
 
         Args:
             J: The Jacobian of `model`, of shape `[m, n]`.

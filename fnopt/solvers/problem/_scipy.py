@@ -20,7 +20,7 @@ class ScipyTable(NamedTuple):
     steps: tuple[str, ...] = ()  # keywords and options that limit the steps
 
     def read(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Merge the keywords with the entries of `options`, without values of None.
+        """Merge the keywords with the entries of `options`, and drop values of None.
 
         Raises:
             TypeError: If the table doesn't contain a name. The message proposes a replacement.

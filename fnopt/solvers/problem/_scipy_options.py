@@ -100,7 +100,7 @@ def check_overdetermined(
     args: tuple[Any, ...],
     constraints: Any,
 ) -> None:
-    """Raise an error for fewer residuals than params for SciPy's `method='lm'`, as SciPy does."""
+    """Check that there are at least as many residuals as params for SciPy's `method='lm'`."""
     if options.get("method") != "lm" or constraints is not None:  # SciPy has no constraints
         return
     residuals = jax.eval_shape(residual_fn, params, *args)

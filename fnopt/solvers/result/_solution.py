@@ -154,7 +154,7 @@ class Solution(NamedTuple, Generic[Params]):
 
     @property
     def message(self) -> Any:
-        """Reason why the search stopped, as text (a list for a batch); not under `jax.jit`."""
+        """Text of `status` (a list of texts for a batch); not available under `jax.jit`."""
         return self.worded()
 
     def worded(self, names: Sequence[str] | None = None) -> Any:

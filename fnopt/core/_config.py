@@ -169,8 +169,7 @@ def _build(name: str, config: dict[str, Any]) -> Any:
     unknown = [k for k in config if k not in names]
     if unknown:
         raise ValueError(
-            f"from_config: {name} has no field {unknown[0]!r}, expected one of "
-            f"{names_text(names)}."
+            f"from_config: {name} has no field {unknown[0]!r}, expected one of {names_text(names)}."
         )
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config]
     if missing:

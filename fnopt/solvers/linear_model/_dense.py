@@ -93,5 +93,5 @@ class WideGramModel(DenseModel):
         )
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Count the eigenvalues of the Gram matrix above rounding error, with normalized columns."""
+        """Count eigenvalues of the Gram matrix above rounding error, with normalized columns."""
         return gram_rank(gram((point.J / initial_scale(point.columns)).T))

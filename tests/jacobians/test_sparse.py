@@ -234,3 +234,17 @@ BAD = [
 def test_bad_input_is_named(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize(("fn", "x"), [(chain, X), (spear, X + 1)])
+def test_sums_in_chunks_and_entries_by_index_are_those_of_the_dense_jacobian(fn, x, monkeypatch):
+    monkeypatch.setattr("fnopt.jacobians._compressed._AT_ONCE", 18)  # two colors of nine rows
+    J = sparse_jacobian(fn)(x)
+    dense = np.asarray(jax.jacfwd(fn)(x))
+    np.testing.assert_allclose(J.matrix(), dense, rtol=1e-6)
+    rows, cols, _ = J.entries
+    index = np.asarray([[3, 0], [rows.size, 5]])  # one index past the end
+    expected = np.append(dense[rows, cols], 0)[index]
+    np.testing.assert_allclose(J.values(index), expected, rtol=1e-6)
+    w = np.linspace(-1, 1, 9, dtype="f")
+    np.testing.assert_allclose(J.rmv(w), w @ dense, rtol=1e-5, atol=1e-5)

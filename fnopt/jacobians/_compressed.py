@@ -139,9 +139,12 @@ def _sums(
     chunk = max(1, _AT_ONCE // max(sparsity.shape))
     if fits_at_once(sparsity.colours, chunk):
         return jax.vmap(varying_product, out_axes=1)(jnp.asarray(sparsity.seeds(like.dtype)))
-    colour = jnp.asarray(sparsity.colour)
+    # Chunks of equal size compile once. Seeds past the last color are zero.
+    passes = -(-sparsity.colours // chunk)
+    chunk, colour = -(-sparsity.colours // passes), jnp.asarray(sparsity.colour)
 
     def seed(k: jax.Array) -> jax.Array:
         return (colour == k).astype(like.dtype)
 
-    return map_in_chunks(varying_product, seed, sparsity.colours, chunk).T
+    sums = map_in_chunks(varying_product, seed, passes * chunk, chunk)
+    return sums[: sparsity.colours].T

@@ -24,7 +24,10 @@ def bounds_by_name(bounds: Any, params: Any) -> Any:
         return bounds
     unknown = sorted(set(bounds) - set(params if isinstance(params, dict) else ()))
     if unknown:
-        raise ValueError(f"curve_fit: bounds name {unknown}, expected params of {sorted(params)}.")
+        raise ValueError(
+            f"curve_fit: bounds has the unknown keys {unknown}, expected names of params: "
+            f"{sorted(params)}."
+        )
     pairs = {name: bounds.get(name, (None, None)) for name in params}
     for name, pair in pairs.items():
         if not _is_pair(pair):

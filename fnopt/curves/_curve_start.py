@@ -147,7 +147,10 @@ def _with_guess(
     """Add the model's guess of the params that aren't in `p0`."""
     unknown = sorted(set(p0) - set(model.names))
     if unknown:
-        raise ValueError(f"curve_fit: p0 names {unknown}, expected params of {list(model.names)}.")
+        raise ValueError(
+            f"curve_fit: p0 has the unknown keys {unknown}, expected names of params: "
+            f"{list(model.names)}."
+        )
     if len(p0) == len(model.names):
         return dict(p0)
     guess = model.guess(x, y) if likelihood is None else _positive_guess(model, x, y)

@@ -104,7 +104,7 @@ def make_perturbed_fun(
         baseline = _floats(fun(jax.lax.stop_gradient(x)))
 
         def evaluate_sample(key: Any) -> Any:
-            shifted, log_prob = _sample(key, x, sigma, noise)
+            shifted, log_prob = _sample_with_log_prob(key, x, sigma, noise)
             # The "magic box" of Foerster et al. (2018): its value is 1 and its derivative is the
             # derivative of `log_prob`, for derivatives of any order.
             weight = jnp.exp(log_prob - jax.lax.stop_gradient(log_prob))
@@ -130,7 +130,7 @@ def _floats(tree: Any) -> Any:
     return jax.tree.map(cast_leaf, tree)
 
 
-def _sample(key: Any, x: Any, sigma: Any, noise: Any) -> tuple[Any, jax.Array]:
+def _sample_with_log_prob(key: Any, x: Any, sigma: Any, noise: Any) -> tuple[Any, jax.Array]:
     """Draw a noisy input, a constant, and the log-density of its noise as a function of `x`."""
     leaves, treedef = jax.tree.flatten(x)
     shifted, total = [], jnp.zeros((), compute_dtype())

@@ -128,7 +128,7 @@ class quantized_delta(Value):
             raise ValueError(
                 f"quantized_delta: the message has {len(arrays)} arrays, expected "
                 f"{2 * len(named_params)}, the codes and scales of {len(named_params)} leaves. "
-                "Pass the params from which the message was encoded as start."
+                "Pass as `start` the same params as in `encode`."
             )
 
         def decode_leaf(name: str, p: Any, codes: Any, scales: Any) -> jax.Array:
@@ -137,8 +137,8 @@ class quantized_delta(Value):
             if jnp.shape(codes) != expected or codes.dtype != jnp.uint8:
                 raise ValueError(
                     f"quantized_delta: {leaf_text(name)} of the message is {codes.dtype} of shape "
-                    f"{jnp.shape(codes)}, expected uint8 of shape {expected}. Pass the params from "
-                    "which the message was encoded as start."
+                    f"{jnp.shape(codes)}, expected uint8 of shape {expected}. Pass as `start` the "
+                    "same params as in `encode`."
                 )
             change = from_pairs(
                 self._decoded(Codes(jnp.asarray(codes), jnp.asarray(scales))), dtype

@@ -25,7 +25,7 @@ from fnopt.jacobians._pairs import (
 _SPARSE_COST = 6
 # Most multiplications of a dense factorization: 2 s on a CPU core, as many multiplications as 200
 # products with a Jacobian of 1e8 entries.
-_MOST = 2e10
+_MOST_DENSE_MULTIPLICATIONS = 2e10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,7 +87,9 @@ class Elimination:
     @property
     def is_affordable(self) -> bool:
         """Whether a CPU core can afford the factorization; else use conjugate gradients."""
-        return bool(self.blocks) and (self.sparse is not None or self.left**3 / 3 <= _MOST)
+        return bool(self.blocks) and (
+            self.sparse is not None or self.left**3 / 3 <= _MOST_DENSE_MULTIPLICATIONS
+        )
 
     @property
     def widest(self) -> int:
@@ -102,7 +104,7 @@ class Elimination:
         if self.sparse:
             return self.sparse.entries
         stored = sum(
-            int(np.sum(at[1] < self.eliminated)) * a * b for (a, b), at in self.blocks.items()
+            int(np.sum(cols < self.eliminated)) * a * b for (a, b), (_, cols) in self.blocks.items()
         )
         return stored + self.left**2
 
@@ -151,41 +153,48 @@ def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
     if by_rows:
         rows, cols, m, n = cols, rows, n, m
     try:
-        return _planned(rows, cols, m, n, sparsity.leaves)
+        return _plan_from_entries(rows, cols, m, n, sparsity.leaves)
     except ManyPairsError:  # full rows couple too many unknowns
         return Elimination(np.arange(n), {}, Gram({}, {}), None, None, m)
 
 
-def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes) -> Elimination:
+def _plan_from_entries(
+    rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes
+) -> Elimination:
     """Plan the elimination for the entries `rows`, `cols` of a Jacobian `[m, n]`.
 
     The vertices of the Gram graph are groups of unknowns. Groups that share a residual are coupled
     by an edge. Eliminating an independent set couples the neighbors of each of its groups
     (fill-in), and a dense matrix of the other groups remains.
     """
-    group = _numbered(unknown_groups(rows, cols, n, leaves))  # [n], the group of each unknown
+    # [n], the group of each unknown
+    group = _number_by_first_unknown(unknown_groups(rows, cols, n, leaves))
     size = np.bincount(group)  # [groups], the number of unknowns
     edges = coupled(rows, group[cols])  # two arrays [edges] of groups
     independent = _independent_set(size, *edges)
     fill = independent.fill_in()
     dense = _dense_multiplications(size, independent, fill)
-    sparse = minimum_degree(size, *edges, min(dense, _MOST) / _SPARSE_COST)
+    # A sparse factorization must be faster than the dense one, and affordable itself.
+    limit = min(dense, _MOST_DENSE_MULTIPLICATIONS) / _SPARSE_COST
+    sparse = minimum_degree(size, *edges, limit)
     if sparse is None:
         eliminated = independent.groups.size
         others = np.setdiff1d(np.arange(size.size), independent.groups)
         groups = np.r_[independent.groups, others]  # [groups], in the order of elimination
         edges = distinct_edges(np.r_[edges[0], fill[0]], np.r_[edges[1], fill[1]])
     else:
+        # SuperLU computes the fill-in itself, so only the blocks of the Gram matrix are indexed.
         eliminated, groups = 0, sparse.groups
-    position = np.argsort(groups)  # [groups], in the order of elimination
-    order = np.lexsort((np.arange(n), position[group]))  # [n], the unknowns in this order
-    layout = BlockIndex(size[groups], *distinct_edges(position[edges[0]], position[edges[1]]))
+    group_position = np.argsort(groups)  # [groups], the place of each group in the order
+    order = np.lexsort((np.arange(n), group_position[group]))  # [n], the unknowns in this order
+    ends = (group_position[end] for end in edges)
+    layout = BlockIndex(size[groups], *distinct_edges(*ends))
     level = layout.level(eliminated) if eliminated else None
-    gram = gram_indices(layout, rows, position[group[cols]], np.argsort(order)[cols])
+    gram = gram_indices(layout, rows, group_position[group[cols]], np.argsort(order)[cols])
     return Elimination(order, layout.blocks, gram, level, sparse, m)
 
 
-def _numbered(group: np.ndarray) -> np.ndarray:
+def _number_by_first_unknown(group: np.ndarray) -> np.ndarray:
     """Number groups in the order of their first unknowns.
 
     Coupled groups often have neighboring unknowns. This order gives minimum degree better ties: on
@@ -209,26 +218,28 @@ class _IndependentSet(NamedTuple):
 
 
 def _independent_set(size: np.ndarray, a: np.ndarray, b: np.ndarray) -> _IndependentSet:
-    """Return uncoupled groups of the size with the most unknowns.
+    """Return uncoupled groups of one size, which a batched factorization can eliminate.
 
-    The groups with the fewest neighboring unknowns come first, as in a minimum-degree order.
+    The groups with the fewest neighboring unknowns are selected first, as in a minimum-degree
+    order. Of the selected groups, those of the size that covers most unknowns are kept.
     """
-    one, other = np.r_[a, b], np.r_[b, a]  # every edge in both directions
-    by_one = np.argsort(one, kind="stable")
-    one, other = one[by_one], other[by_one]
-    degree = np.bincount(one, size[other], size.size)  # [groups], the neighboring unknowns
+    source, target = np.r_[a, b], np.r_[b, a]  # every edge in both directions
+    by_source = np.argsort(source, kind="stable")
+    source, target = source[by_source], target[by_source]
+    degree = np.bincount(source, size[target], size.size)  # [groups], the neighboring unknowns
     # The neighbors of group g are near[starts[g] : starts[g + 1]].
-    starts = np.searchsorted(one, np.arange(size.size + 1)).tolist()
-    near, blocked, taken = other.tolist(), bytearray(size.size), []
+    starts = np.searchsorted(source, np.arange(size.size + 1)).tolist()
+    near, blocked, selected = target.tolist(), bytearray(size.size), []
     for g in np.argsort(degree, kind="stable").tolist():
         if not blocked[g]:
-            taken.append(g)
+            selected.append(g)
             for h in near[starts[g] : starts[g + 1]]:
                 blocked[h] = 1
-    found = np.sort(np.asarray(taken, np.int64))
-    found = found[size[found] == np.argmax(np.bincount(size[found], size[found]))]
-    here = np.isin(one, found)
-    return _IndependentSet(found, one[here], other[here])
+    candidates = np.sort(np.asarray(selected, np.int64))
+    sizes = size[candidates]
+    independent = candidates[sizes == np.argmax(np.bincount(sizes, sizes))]
+    in_set = np.isin(source, independent)
+    return _IndependentSet(independent, source[in_set], target[in_set])
 
 
 def _dense_multiplications(
@@ -236,5 +247,5 @@ def _dense_multiplications(
 ) -> float:
     """Number of multiplications for the Schur complement and for its dense factorization."""
     s = int(size[independent.groups[:1]].sum())  # 0 without groups
-    left = int(size.sum()) - s * independent.groups.size
-    return left**3 / 3 + s * float(size[fill[0]] @ size[fill[1]])
+    remaining = int(size.sum()) - s * independent.groups.size
+    return remaining**3 / 3 + s * float(size[fill[0]] @ size[fill[1]])

@@ -200,7 +200,10 @@ class VectorFunction(NamedTuple):
 
 
 def blocks(unflatten: Callable[[jax.Array], Any], rows: Any) -> Any:
-    """Convert a tree of rows `[m, *param]` to a tree like the outputs, of trees like the params."""
+    """Convert Jacobian rows to the nested tree of `jax.jacobian`: outputs outside, params inside.
+
+    Each leaf of `rows` has the shape `[m, *param]`.
+    """
     leaves, params = jax.tree.flatten(rows)
     blocks_of_params = [unflatten(leaf) for leaf in leaves]
     outputs = jax.tree.structure(blocks_of_params[0])

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-_MOST = 2**22  # largest number of pairs; the indices take 0.1 GB and one second to sort
+_MOST_GRAM_PAIRS = 2**22  # largest number of pairs; the indices take 0.1 GB and one second to sort
 
 
 class ManyPairsError(Exception):
@@ -36,7 +36,7 @@ def row_pairs(owner: np.ndarray, most: int | None = None) -> tuple[np.ndarray, n
     """
     starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]]) if owner.size else owner[:0]
     counts = np.diff(np.r_[starts, owner.size])
-    if np.sum(counts * (counts + 1) // 2) > (_MOST if most is None else most):
+    if np.sum(counts * (counts + 1) // 2) > (_MOST_GRAM_PAIRS if most is None else most):
         raise ManyPairsError
     # Index p is paired with all indices from the start of its run of equal values to p.
     offset = np.arange(owner.size) - np.repeat(starts, counts)  # from the start of the run

@@ -13,7 +13,7 @@ from fnopt.jacobians.dependence import dependence
 
 _NAME = "sparsity_pattern"
 # Largest number of entries. 2^26 entries take half a gigabyte, and weeks to color.
-_MOST = 2**26
+_MOST_NONZEROS = 2**26
 
 
 def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
@@ -85,12 +85,12 @@ def _dependence_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of an output and an input of a linear program that the output may depend on."""
     sets, (ids,) = dependence(program, size)
-    if sets.entries(ids) > _MOST:
+    if sets.entries(ids) > _MOST_NONZEROS:
         raise ValueError(
             f"{name}: the traced program allows {sets.entries(ids)} nonzeros in the Jacobian of "
-            f"shape {(flat.m, flat.x.size)}, expected at most {_MOST}. The values of traced index "
-            "arrays (arguments under jax.jit, args of least_squares) are unknown. Let the function "
-            "close over concrete arrays, or pass the pattern."
+            f"shape {(flat.m, flat.x.size)}, expected at most {_MOST_NONZEROS}. The values of "
+            "traced index arrays (arguments under jax.jit, args of least_squares) are unknown. Let "
+            "the function close over concrete arrays, or pass the pattern."
         )
     outputs, inputs = sets.members(ids)
     return outputs.astype(np.int32), inputs.astype(np.int32)

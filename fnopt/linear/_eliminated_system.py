@@ -162,7 +162,7 @@ class EliminationFactor(NamedTuple):
     inverse: Any  # [groups, s, s], the inverses of the diagonal blocks; () without a level
     # The blocks below the diagonal, [blocks, t, s], keyed by the neighbor's size t.
     Z: dict[int, jax.Array]
-    last: jax.Array  # [left, left], the factor of the dense matrix
+    last: jax.Array  # [remaining, remaining], Cholesky factor of the Schur complement
 
 
 def _lower_inverse(L: jax.Array) -> jax.Array:
@@ -198,11 +198,11 @@ def _add_products(
     if chunks <= 1:
         return add(blocks, (a, b, target))[0]
 
-    def split(part: np.ndarray, fill: int) -> np.ndarray:
+    def pad_to_chunks(part: np.ndarray, fill: int) -> np.ndarray:
         return np.pad(part, (0, -part.size % chunks), constant_values=fill).reshape(chunks, -1)
 
     # The padding targets an index past the last block, which the scatter drops.
-    parts = split(a, 0), split(b, 0), split(target, blocks.shape[0])
+    parts = pad_to_chunks(a, 0), pad_to_chunks(b, 0), pad_to_chunks(target, blocks.shape[0])
     return lax.scan(add, blocks, parts)[0]
 
 

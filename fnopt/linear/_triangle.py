@@ -182,7 +182,7 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
         Golub and Van Loan (2013), Matrix Computations, sections 5.2 and 8.6.
     """
     m, n = A.shape
-    return singular_triangle(row_triangle(A, r)) if m >= n else _singular_wide(A, r)
+    return singular_triangle(row_triangle(A, r)) if m >= n else _singular_factors_of_wide(A, r)
 
 
 def singular_triangle(factors: Triangle) -> SingularFactors:
@@ -191,7 +191,7 @@ def singular_triangle(factors: Triangle) -> SingularFactors:
     return SingularFactors(s, Vt, matmul(U.T, factors.c))
 
 
-def _singular_wide(A: jax.Array, r: jax.Array) -> SingularFactors:
+def _singular_factors_of_wide(A: jax.Array, r: jax.Array) -> SingularFactors:
     Q, R = jnp.linalg.qr(A.T)  # A = R^T Q^T
     U, s, Wt = jnp.linalg.svd(R.T)
     return SingularFactors(s, matmul(Wt, Q.T), matmul(U.T, r))

@@ -112,8 +112,8 @@ class _Keys:
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         params = _without_python_function(eqn)
         if is_custom_rule(eqn):
-            # A rule is a new function object in every trace, so rules can't be compared.
-            # `_derivatives` traces only forward rules without symbolic zeros.
+            # A rule is a new function object in every trace, so `key_of` compares the traced
+            # derivatives. Only JVP rules without symbolic zeros can be traced.
             if params.pop("jvp_jaxpr_fun", None) is None or params["symbolic_zeros"]:
                 raise NoKeyError
             self.has_rules = True

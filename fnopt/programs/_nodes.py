@@ -93,7 +93,9 @@ def find_nodes(closed: jex.ClosedJaxpr, scopes: bool) -> tuple[JaxprNodes, tuple
         scopes: Whether named scopes are nodes in addition to taps.
     """
     finder = _NodeFinder(scopes)
-    level = finder.level(jaxprs.SubJaxpr("jaxpr", closed.jaxpr, tuple(closed.consts)), _Context())
+    level = finder.find_in_jaxpr(
+        jaxprs.SubJaxpr("jaxpr", closed.jaxpr, tuple(closed.consts)), _Context()
+    )
     return level, _number_names(finder.found)
 
 
@@ -137,12 +139,12 @@ class _NodeFinder:
         self.found: list[Node] = []
         self.conds = itertools.count()
 
-    def level(self, sub: jaxprs.SubJaxpr, context: _Context) -> JaxprNodes:
+    def find_in_jaxpr(self, sub: jaxprs.SubJaxpr, context: _Context) -> JaxprNodes:
         ends = _scope_ends(sub.jaxpr) if self.scopes else {}
         level = JaxprNodes(sub.jaxpr, sub.consts, {}, {})
         for i, eqn in enumerate(sub.jaxpr.eqns):
             if inner := tuple(
-                self.level(*pair) for pair in _inner_jaxprs(eqn, context, self.conds)
+                self.find_in_jaxpr(*pair) for pair in _inner_jaxprs(eqn, context, self.conds)
             ):
                 level.inner[i] = inner
             pairs = [self.add(name, var, context) for name, var in _taps(eqn)]

@@ -27,9 +27,9 @@ from fnopt.residuals._given import free_derivative as free_derivative
 from fnopt.residuals._given import free_jacobian as free_jacobian
 from fnopt.residuals._given import given_derivative as given_derivative
 from fnopt.residuals._given import without_operators as without_operators
-from fnopt.residuals._implicit import after_newton as after_newton
 from fnopt.residuals._implicit import minimum_tangent
-from fnopt.residuals._implicit import off_flat_places as off_flat_places
+from fnopt.residuals._implicit import newton_steps as newton_steps
+from fnopt.residuals._implicit import perturb_zero_columns as perturb_zero_columns
 from fnopt.residuals._implicit import projected_tangent as projected_tangent
 from fnopt.residuals._implicit import pushed as pushed
 from fnopt.residuals._implicit import root_tangent as root_tangent
@@ -46,7 +46,7 @@ from fnopt.residuals._parameters import Constraint, fixed, interval, positive, t
 from fnopt.residuals._parameters import as_vector as as_vector
 from fnopt.residuals._parameters import floating_start as floating_start
 from fnopt.residuals._parameters import is_number_list as is_number_list
-from fnopt.residuals._parameters import parametrised as parametrised
+from fnopt.residuals._parameters import parametrize as parametrize
 from fnopt.residuals._prefix import broadcast_prefix as broadcast_prefix
 from fnopt.residuals._prior import prior
 from fnopt.residuals._robust import (

@@ -10,18 +10,18 @@ import jax.numpy as jnp
 from fnopt.manifolds import in_tangents, map_points
 from fnopt.numerics import compute_dtype
 from fnopt.residuals._curved import Charts, Parametrisation, curved
-from fnopt.residuals._parameters import fixed, parametrised, tied
+from fnopt.residuals._parameters import fixed, parametrize, tied
 
 
 def charted(params: Any, constraints: Any = None) -> Parametrisation:
     """Separate the free variables, with the base points of manifolds as extra variables.
 
     Args:
-        params: As in :func:`parametrised`.
-        constraints: As in :func:`parametrised`.
+        params: As in :func:`parametrize`.
+        constraints: As in :func:`parametrize`.
 
     Returns:
-        The result of :func:`parametrised`. If params are on manifolds, the free tree ends with
+        The result of :func:`parametrize`. If params are on manifolds, the free tree ends with
         their base points, so `assemble` doesn't depend on fixed base points.
 
     Example:
@@ -34,7 +34,7 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
         >>> print(coordinates, rotated.value[1, 0].round(4))
         [1.] 0.5
     """
-    parametrisation = parametrised(params, constraints)
+    parametrisation = parametrize(params, constraints)
     kinds = parametrisation.kinds
     on_manifold = [isinstance(kind, curved) for kind in kinds]
     if not any(on_manifold):
@@ -43,16 +43,16 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
     fitted_kinds = [kind for kind in kinds if not isinstance(kind, (fixed, tied))]
     size = len(fitted_kinds)
 
-    def parametrised_at(bases: Any) -> Parametrisation:
+    def parametrize_at(bases: Any) -> Parametrisation:
         points = iter(bases)
         new = [next(points) if on else x for on, x in zip(on_manifold, leaves, strict=True)]
-        return parametrised(treedef.unflatten(new), constraints)
+        return parametrize(treedef.unflatten(new), constraints)
 
     def points_of(tree: Any) -> tuple[jax.Array, ...]:
         return tuple(x for on, x in zip(on_manifold, jax.tree.leaves(tree), strict=True) if on)
 
     def assemble(free: Any) -> Any:
-        assembled = parametrised_at(free[size:]).assemble(free[:size])
+        assembled = parametrize_at(free[size:]).assemble(free[:size])
         # Points are computed in at least float32 and returned in the dtypes of the params.
         return map_points(lambda _, p, x: x.astype(jnp.result_type(p)), params, assembled)
 
@@ -73,6 +73,6 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
         return [u if on else x for on, u, x in zip(on_manifold, rows, flat, strict=True)]
 
     bases = tuple(jnp.asarray(x, compute_dtype(jnp.result_type(x))) for x in points_of(params))
-    variables = parametrised_at(bases).free
+    variables = parametrize_at(bases).free
     charts = Charts(sum(map(jnp.size, variables)), size, rebase, tangent)
     return Parametrisation((*variables, *bases), assemble, kinds, charts)

@@ -191,7 +191,7 @@ def root_tangent(
     return -_square_solve(jax.jacfwd(fn)(x, data), output_change)
 
 
-def after_newton(
+def newton_steps(
     fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Take Newton steps.
@@ -214,7 +214,7 @@ def after_newton(
     return end, first_step, last_step
 
 
-def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def perturb_zero_columns(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Perturb the params whose Jacobian column is zero, except at a root.
 
     A Newton step can't change such a param, for example `x` at 0 in `x^2 - 4 = 0`.

@@ -36,8 +36,8 @@ class fixed(Constraint):
     The parameter may have any dtype, such as an integer.
 
     Example:
-        >>> from fnopt.residuals import fixed, parametrised
-        >>> parametrisation = parametrised({"a": 1.0, "b": 2.0}, {"b": fixed()})
+        >>> from fnopt.residuals import fixed, parametrize
+        >>> parametrisation = parametrize({"a": 1.0, "b": 2.0}, {"b": fixed()})
         >>> parametrisation.assemble((5.0,))
         {'a': 5.0, 'b': Array(2., dtype=float32)}
     """
@@ -51,8 +51,8 @@ class tied(Constraint):
             use all other params, but tied params must not depend on each other in a cycle.
 
     Example:
-        >>> from fnopt.residuals import parametrised, tied
-        >>> parametrisation = parametrised({"a": 1.0, "b": 0.0}, {"b": tied(lambda p: 3 * p["a"])})
+        >>> from fnopt.residuals import parametrize, tied
+        >>> parametrisation = parametrize({"a": 1.0, "b": 0.0}, {"b": tied(lambda p: 3 * p["a"])})
         >>> parametrisation.assemble((5.0,))
         {'a': 5.0, 'b': Array(15., dtype=float32)}
     """
@@ -64,8 +64,8 @@ class positive(Constraint):
     r"""Fit the logarithm `u` of a positive parameter :math:`\theta = e^u`.
 
     Example:
-        >>> from fnopt.residuals import parametrised, positive
-        >>> parametrised({"rate": jnp.float32(1.0)}, {"rate": positive()}).free
+        >>> from fnopt.residuals import parametrize, positive
+        >>> parametrize({"rate": jnp.float32(1.0)}, {"rate": positive()}).free
         (Array(0., dtype=float32),)
     """
 
@@ -99,8 +99,8 @@ class interval(Constraint):
         ValueError: If `lower` isn't below `upper`.
 
     Example:
-        >>> from fnopt.residuals import interval, parametrised
-        >>> parametrised(jnp.float32(0.5), interval(0.0, 1.0)).free
+        >>> from fnopt.residuals import interval, parametrize
+        >>> parametrize(jnp.float32(0.5), interval(0.0, 1.0)).free
         (Array(0., dtype=float32),)
     """
 
@@ -132,7 +132,7 @@ class interval(Constraint):
         return (value > self.lower) & (value < self.upper)
 
 
-def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
+def parametrize(params: Any, constraints: Any = None) -> Parametrisation:
     """Separate the free variables from fixed and tied params.
 
     Args:
@@ -152,8 +152,8 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
             is outside the range of its constraint, or tied params depend on each other in a cycle.
 
     Example:
-        >>> from fnopt.residuals import fixed, parametrised
-        >>> parametrisation = parametrised({"a": 1.0, "b": 2.0}, {"b": fixed()})
+        >>> from fnopt.residuals import fixed, parametrize
+        >>> parametrisation = parametrize({"a": 1.0, "b": 2.0}, {"b": fixed()})
         >>> parametrisation.free, parametrisation.assemble((5.0,))
         ((1.0,), {'a': 5.0, 'b': Array(2., dtype=float32)})
     """
@@ -161,16 +161,15 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     if constraints is None and not any(manifolds):
         return Parametrisation(params, lambda free: free, ())
     pairs, treedef = leaves_with_names(params)
-    rows = zip(_kinds(constraints, [path for path, _ in pairs]), manifolds, pairs, strict=True)
+    given = _leaf_constraints(constraints, [path for path, _ in pairs])
     kinds = tuple(
         kind
         if manifold is None or isinstance(kind, fixed)
         else on_its_manifold(kind, manifold, *pair)
-        for kind, manifold, pair in rows
+        for kind, manifold, pair in zip(given, manifolds, pairs, strict=True)
     )
-    rows = zip(kinds, pairs, strict=True)
-    unfixed = [None if isinstance(kind, fixed) else leaf for kind, (_, leaf) in rows]
-    ravel(jax.tree.unflatten(treedef, unfixed), "params")  # raises for leaves that aren't floating
+    fitted = [None if isinstance(k, fixed) else x for k, (_, x) in zip(kinds, pairs, strict=True)]
+    ravel(jax.tree.unflatten(treedef, fitted), "params")  # raises if a leaf isn't floating
     free = tuple(
         _free_start(kind, leaf, path)
         for kind, (path, leaf) in zip(kinds, pairs, strict=True)
@@ -210,11 +209,13 @@ def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: An
         tree = jax.tree.unflatten(treedef, list(leaves.values()))
         return [_tied_value(kinds[i], tree, *pairs[i]) for i in ties]
 
-    def unite(eqn: Any, inputs: list[Any]) -> list[Any]:
+    def union_of_dependencies(eqn: Any, inputs: list[Any]) -> list[Any]:
         return [set().union(*(x for x in inputs if isinstance(x, set)))] * len(eqn.outvars)
 
     closed = jax.make_jaxpr(tied_values)([start[i] for i in unfixed])
-    sets = jaxprs.interpret(closed.jaxpr, closed.consts, [{i} & {*ties} for i in unfixed], unite)
+    # A tied leaf depends on itself, every other leaf on no tied leaf.
+    inputs = [{i} if i in ties else set() for i in unfixed]
+    sets = jaxprs.interpret(closed.jaxpr, closed.consts, inputs, union_of_dependencies)
     # A function that uses no param returns a constant, which has no set.
     needs = {i: x if isinstance(x, set) else set() for i, x in zip(ties, sets, strict=True)}
     try:
@@ -238,7 +239,7 @@ def _tied_value(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
     return value.astype(jnp.result_type(start))
 
 
-def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
+def _leaf_constraints(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
     """Find the constraint of the leaf at every path, or None for a leaf without a constraint."""
     named, _ = leaves_with_names(constraints, is_leaf=lambda node: isinstance(node, Constraint))
     for pattern, kind in named:
@@ -262,6 +263,7 @@ def _free_start(kind: Value | None, leaf: Any, path: str) -> Any:
     """Compute the initial value of a free variable, or raise an error if it is out of range."""
     if not isinstance(kind, (positive, interval)):
         return kind.start(jnp.asarray(leaf)) if isinstance(kind, curved) else leaf
+    # `first_bad` skips the check if the leaf or a bound is traced.
     if first_bad(lambda leaf, *_: kind.allows(leaf), leaf, *jax.tree.leaves(kind)) is not None:
         raise ValueError(
             f"{where()}{leaf_text(path)} starts at {np.asarray(leaf)}, outside the range of "
@@ -281,8 +283,7 @@ def _param_value(kind: Constraint | curved | None, leaf: Any, variables: Any) ->
 
 
 def _as_array(leaf: Any) -> jax.Array:
-    # With an explicit dtype, the array of a Python number isn't weakly typed.
-    return jnp.asarray(leaf, jnp.result_type(leaf))
+    return jnp.asarray(leaf, jnp.result_type(leaf))  # with a dtype, a number isn't weakly typed
 
 
 def floating_start(params: Any, constraints: Any = None) -> Any:
@@ -294,7 +295,7 @@ def floating_start(params: Any, constraints: Any = None) -> Any:
 
     Args:
         params: The initial guess, a pytree.
-        constraints: As in :func:`parametrised`.
+        constraints: As in :func:`parametrize`.
 
     Returns:
         An array of shape `[n]` for a list or tuple of numbers without constraints. Otherwise a tree
@@ -315,7 +316,7 @@ def floating_start(params: Any, constraints: Any = None) -> Any:
     if not any(map(_is_signed_integer, jax.tree.leaves(params))):
         return params
     pairs, treedef = leaves_with_names(params)
-    kinds = _kinds(constraints, [path for path, _ in pairs])
+    kinds = _leaf_constraints(constraints, [path for path, _ in pairs])
     leaves = [
         jnp.asarray(leaf, default_float())
         if _is_signed_integer(leaf) and not isinstance(kind, fixed)

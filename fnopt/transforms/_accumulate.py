@@ -162,8 +162,8 @@ class accumulate(Wrapper):
                 g = jnp.where(w == 0, jnp.zeros_like(g), w * g)
             return g, jnp.where(is_first, g, acc + g)
 
-        gradients = _drop_unmatched(updates, state.acc)
-        sums = _drop_unmatched(state.acc, gradients)
+        gradients = _none_where_none(updates, state.acc)
+        sums = _none_where_none(state.acc, gradients)
         acc = map_leaves(add_leaf, gradients, hyper=weight, outputs=2, acc=sums)[1]
         return _fill(acc, state.acc)
 
@@ -175,8 +175,8 @@ class accumulate(Wrapper):
             # `finfo(complex64).dtype` is float32, which avoids a complex division.
             return acc / total.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
-        gradients = _drop_unmatched(updates, acc)
-        sums = _drop_unmatched(acc, gradients)
+        gradients = _none_where_none(updates, acc)
+        sums = _none_where_none(acc, gradients)
         return _fill(map_leaves(finish_leaf, gradients, acc=sums), updates)
 
 
@@ -190,7 +190,7 @@ def _as_weight(weight: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(weight).astype(dtype)
 
 
-def _drop_unmatched(tree: Any, other: Any) -> Any:
+def _none_where_none(tree: Any, other: Any) -> Any:
     """Replace the leaves of `tree` by None where `other` has the leaf None.
 
     Inside `freeze`, leaves may have no sum (counters) or no gradient (None). If the structures

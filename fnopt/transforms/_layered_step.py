@@ -134,8 +134,8 @@ class layered_step(Value):
         loss, last_vjp = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)
         if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
             raise TypeError(
-                f"layered_step: last returned {type_text(loss)}, expected a real scalar. Return "
-                "the mean or the sum over the examples, without auxiliary results."
+                f"layered_step: the function `last` returned {type_text(loss)}, expected a real "
+                "scalar. Return the mean or the sum over the examples, without auxiliary results."
             )
         outer_grad, last_cotangent = last_vjp(jnp.ones_like(loss))
 

@@ -61,7 +61,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
     def value_and_grad(params: Any, *args: Any, state: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, grad = stored_value_and_grad(state)
 
-        def compute() -> tuple[Any, Any]:
+        def recompute_value_and_grad() -> tuple[Any, Any]:
             new_value, new_grad = jax.value_and_grad(value_fn)(params, *args, **kwargs)
             # `cond` requires equal dtypes in both branches.
             new_grad = jax.tree.map(lambda a, b: a.astype(b.dtype), new_grad, grad)
@@ -69,7 +69,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
 
         # Before the first search, the stored value is infinite.
         is_stored = jnp.isfinite(value)
-        return jax.lax.cond(is_stored, lambda: (value, grad), compute)
+        return jax.lax.cond(is_stored, lambda: (value, grad), recompute_value_and_grad)
 
     return value_and_grad
 

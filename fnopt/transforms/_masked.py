@@ -295,8 +295,8 @@ class FrozenDict(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError(
-            f"transforms[{key!r}] = ...: values of fnopt are immutable. Make a new value with "
-            f"partition({{**old.transforms, label: new}}, old.labels)."
+            f"transforms[{key!r}] = ...: the transforms of a partition are immutable. Make a new "
+            f"partition: partition({{**old.transforms, label: new}}, old.labels)."
         )
 
     # By default, pickle fills a dict with `__setitem__`, which raises an error.

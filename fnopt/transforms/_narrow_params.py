@@ -134,8 +134,8 @@ class kahan(RoundedWrapper):
 
     The compensation :math:`c` is a slot in the dtype of the params. With the compensation, bfloat16
     params have 16 binary digits instead of 8, in 4 bytes per param. With a float32 copy
-    (`master_copy`), a param takes 6 bytes. `kahan` also works for 32-bit params, whose sums become
-    as accurate as with twice the digits. For 8-bit params the compensation is a float16 array,
+    (`master_copy`), a param takes 6 bytes. `kahan` also works for 32-bit params: updates are
+    accumulated as accurately as in 64 bits. For 8-bit params the compensation is a float16 array,
     because two float8 numbers have too few digits for a small step.
 
     Put `kahan` around the whole optimizer, because a later transform in a chain would change the

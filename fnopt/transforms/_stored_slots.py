@@ -88,9 +88,9 @@ class StoredSlots(Wrapper):
             if coded:
                 name = type(self).__name__
                 raise ValueError(
-                    f"{where()}{pattern!r} selects the slot {coded[0]!r}, which consists of the "
-                    "codes of a quantized_state inside; expected a slot of arrays. Name other "
-                    f"slots, or put {name} inside the inner quantized_state."
+                    f"{where()}{pattern!r} selects the slot {coded[0]!r}, which an inner "
+                    "quantized_state already stores as codes, expected a slot of arrays. Name "
+                    f"other slots, or wrap in the other order: quantized_state({name}(...))."
                 )
 
 

@@ -183,7 +183,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
         is_named = isinstance(name, str) and name in new and not _is_absent(key, child)
         is_match = is_named and _passes_filter(filtering, location, child)
         values.append(
-            _match_dtype(child, new[name])
+            _strongly_typed_like(child, new[name])
             if is_match
             else _replace(child, location, filtering, new)
         )
@@ -196,7 +196,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
     return treedef.unflatten(values)
 
 
-def _match_dtype(old: Any, new: Any) -> Any:
+def _strongly_typed_like(old: Any, new: Any) -> Any:
     # A Python number would make the state weakly typed, so the next step would compile again.
     if isinstance(old, jax.Array) and isinstance(new, (bool, int, float, complex)):
         return jnp.asarray(new, old.dtype)

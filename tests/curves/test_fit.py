@@ -226,7 +226,7 @@ def test_params_bounds_and_constraints_by_name():
     np.testing.assert_allclose(held.params["b"], held.params["a"] / 2)
     assert "c  0.5     (fixed)" in str(held)
     with pytest.raises(
-        ValueError, match=r"bounds name \['d'\], expected params of \['a', 'b', 'c'"
+        ValueError, match=r"unknown keys \['d'\], expected names of params: \['a', 'b', 'c'"
     ):
         fnopt.curve_fit(curve, X, Y, bounds={"d": (0, 1)})
     with pytest.raises(ValueError, match=r"bounds\['a'\] = 3, expected \(lower, upper\)"):

@@ -98,7 +98,7 @@ def test_the_cost_of_a_sparse_factor_counts_its_entries(monkeypatch):
 
 
 def test_a_full_row_has_no_plan(monkeypatch):
-    monkeypatch.setattr(pairing, "_MOST", 100)
+    monkeypatch.setattr(pairing, "_MOST_GRAM_PAIRS", 100)
     full = Sparsity(np.zeros(50, int), np.arange(50), (50, 50))
     plan = elimination(full)
     assert not plan.is_affordable

@@ -162,7 +162,7 @@ def test_many_colours_are_pushed_in_chunks():
 
 
 def test_problems_with_too_large_a_factor_form_no_matrix(monkeypatch):
-    monkeypatch.setattr("fnopt.jacobians._elimination._MOST", 1e5)
+    monkeypatch.setattr("fnopt.jacobians._elimination._MOST_DENSE_MULTIPLICATIONS", 1e5)
     n = 2000
     far = np.random.default_rng(0).permutation(n)
 

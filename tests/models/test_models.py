@@ -208,7 +208,9 @@ def test_mistakes_are_named():
         peak(X, height=1.0)
     with pytest.raises(ValueError, match="can't guess initial values, expected p0"):
         fnopt.curve_fit(models.model(lambda x, a: a * x), X, X)
-    with pytest.raises(ValueError, match=r"p0 names \['mean'\], expected params of \['amplitude'"):
+    with pytest.raises(
+        ValueError, match=r"unknown keys \['mean'\], expected names of params: \['amplitude'"
+    ):
         fnopt.curve_fit(peak, X, X, p0={"mean": 1.0})
 
 

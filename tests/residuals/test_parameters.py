@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.residuals import box_of, fixed, interval, parametrised, positive, tied
+from fnopt.residuals import box_of, fixed, interval, parametrize, positive, tied
 
 PARAMS = {"peak": {"height": 2.0, "width": jnp.asarray([0.5, 1.5])}, "base": 0.25}
 
 
 def test_what_is_held_tied_or_transformed_comes_back():
-    made = parametrised(
+    made = parametrize(
         PARAMS,
         {
             "base": tied(lambda p: p["peak"]["height"] / 8),
@@ -26,7 +26,7 @@ def test_what_is_held_tied_or_transformed_comes_back():
 
 
 def test_a_branch_is_held():
-    made = parametrised(PARAMS, {"peak": fixed()})
+    made = parametrize(PARAMS, {"peak": fixed()})
     assert made.free == (0.25,)
     np.testing.assert_array_equal(made.assemble((7.0,))["peak"]["width"], [0.5, 1.5])
 
@@ -42,17 +42,17 @@ BAD = [
 @pytest.mark.parametrize(("constraints", "error", "text"), BAD)
 def test_bad_constraints_are_refused_by_name(constraints, error, text):
     with pytest.raises(error, match=text):
-        parametrised(PARAMS, constraints)
+        parametrize(PARAMS, constraints)
 
 
 def test_a_tie_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"leaf 'base' is tied to an expression of shape \(2,\)"):
-        parametrised(PARAMS, {"base": tied(lambda p: p["peak"]["width"])})
+        parametrize(PARAMS, {"base": tied(lambda p: p["peak"]["width"])})
 
 
 def tree_of(*ties):
     params = dict.fromkeys("abcd", 1.0)
-    return parametrised(params, dict(zip("abc", map(tied, ties), strict=True)))
+    return parametrize(params, dict(zip("abc", map(tied, ties), strict=True)))
 
 
 def test_a_tie_to_what_is_tied_itself_in_any_order():
@@ -83,15 +83,15 @@ def test_ties_in_a_circle_are_named(circle):
 
 def test_what_is_held_may_be_an_integer():
     params = {"order": 3, "key": jax.random.key(0), "a": 1.0}
-    made = parametrised(params, {"order": fixed(), "key": fixed()})
+    made = parametrize(params, {"order": fixed(), "key": fixed()})
     assert made.assemble((7.0,))["order"].dtype == jnp.int32
     with pytest.raises(TypeError, match="leaf 'order' is int, expected a floating array"):
-        parametrised(params, {"key": fixed()})
+        parametrize(params, {"key": fixed()})
 
 
 def test_ends_that_are_not_known_yet():
     def back(upper):
-        made = parametrised({"a": 1.0}, {"a": interval(0.0, upper)})
+        made = parametrize({"a": 1.0}, {"a": interval(0.0, upper)})
         return made.assemble(made.free)["a"]
 
     np.testing.assert_allclose(jax.jit(back)(4.0), 1, rtol=1e-6)

@@ -212,8 +212,8 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
 def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """Factors of one example's gradient with respect to the site's stacked weight.
 
-    Scan iterations that share the weight are treated as positions. Iterations with separate slices
-    of the weight are treated as matrices.
+    A scan whose iterations share the weight extends the position axis `R`. A scan over slices of
+    the weight extends the matrix axis `T`.
 
     Args:
         rule: The module with the `pair` of one iteration.

@@ -7,7 +7,8 @@ import numpy as np
 from fnopt.jacobians._pairs import distinct
 
 EMPTY, ALL = 0, 1
-_MOST = 2**25  # largest total size of sets in one union; the union is ALL for larger sets
+# Largest total size of the sets in one union; for larger sets the union is ALL.
+_MOST_UNION_MEMBERS = 2**25
 
 
 class Sets:
@@ -110,7 +111,7 @@ class Sets:
 
     def _unite(self, result: np.ndarray, groups: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Write the unions of sorted groups with several sets to `result`."""
-        if self.entries(ids) > _MOST:
+        if self.entries(ids) > _MOST_UNION_MEMBERS:
             result[groups] = ALL
             return result
         position, members = self.members(ids)

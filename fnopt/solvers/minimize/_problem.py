@@ -19,7 +19,7 @@ from fnopt.residuals import (
     Parametrisation,
     fixed,
     free_box,
-    parametrised,
+    parametrize,
     tied,
     value_and_slope,
 )
@@ -130,7 +130,7 @@ def flatten_objective(
     """Flatten the params and build the problem of a vector; check the values of concrete arrays."""
     _check_fitted(params, constraints)
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, evaluation_dtype(leaf)), params)
-    parametrisation = parametrised(wide, constraints)
+    parametrisation = parametrize(wide, constraints)
     free = jax.tree.map(jnp.asarray, parametrisation.free)
     leaves = jax.tree.leaves(free)
     dtype = real_dtype(compute_dtype(*(leaf.dtype for leaf in leaves)))

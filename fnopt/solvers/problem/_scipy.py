@@ -57,8 +57,8 @@ def check_jac(caller: str, jac: Any, value: str, other: str = "") -> None:
     """
     if jac is True:
         raise TypeError(
-            f"{caller}: jac = True, expected a function that returns {value} alone. Leave jac out, "
-            f"because {EXACT}."
+            f"{caller}: jac = True isn't supported. Leave jac out, and pass a fun that returns "
+            f"{value} alone, because {EXACT}."
         )
     if jac is not False and jac not in (None, *SCHEMES):
         raise TypeError(

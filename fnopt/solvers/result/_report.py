@@ -280,7 +280,7 @@ def _error(error: float) -> str:
 
 
 def _decimals(error: float) -> int:
-    # `.1e` rounds first, because 0.0996 has two digits at 0.10.
+    # Round to two digits first: 0.0996 becomes 0.10, which needs two decimals, not three.
     return max(0, 1 - int(np.floor(np.log10(float(f"{error:.1e}")))))
 
 

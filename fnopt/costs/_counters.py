@@ -152,7 +152,7 @@ class CounterBounds:
             return ANY
         before = LinearBounds(start.low, start.high, *change)
         after = LinearBounds(start.low + change[0], start.high + change[1], *change)
-        # The body computes the value of the next iteration, which must not overflow either.
+        # The body also computes the value of the next iteration, so this value must not overflow.
         lasts = min(
             (restrict_to_dtype(after, dtype).lasts + 1 for dtype in dtypes), default=math.inf
         )

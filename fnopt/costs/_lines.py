@@ -64,7 +64,8 @@ def conjunction(*spans: TripSpan) -> TripSpan:
 
 def disjunction(*spans: TripSpan) -> TripSpan:
     """Iterations in which at least one condition holds."""
-    # All conditions must fail in one iteration, which is certain only from the last `after` on.
+    # A disjunction ends only if all conditions are false in the same iteration. This is certain
+    # only from the largest `after` on.
     until, _, after = map(max, zip(*spans, strict=True))
     return TripSpan(until, after, after)
 
@@ -180,7 +181,8 @@ def _negative(line: LinearBounds) -> LinearBounds:
 
 def _last_nonnegative(start: Number, change: int | Fraction) -> Number:
     """Last iteration in which `start + change t` is nonnegative; -1 without such an iteration."""
-    # A value without a bound is still a value of its dtype, unless the bound tightens with `t`.
+    # An infinite start means a value without a bound, which is in its dtype's range in every
+    # iteration. With a negative change, the result is -1, the cautious one.
     if math.isinf(start):
         return math.inf if change >= 0 else -1
     return _first_below(start, change, strictly=False) - 1

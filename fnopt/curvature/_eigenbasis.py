@@ -46,8 +46,8 @@ def moment_shape(block: _Blocks) -> tuple[int, ...]:
 
 def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tuple[Factors, ...]:
     """Eigenvectors of the factors of every block with two factors; empty for other blocks."""
-    # The factors of all blocks i and sides j with equal width form one batch `[n, width, width]`.
-    # Thus the program has one eigendecomposition per width and not one per factor.
+    # All factors of equal width form one batch `[n, width, width]`, so the program has one
+    # eigendecomposition per width and not one per factor. A factor is keyed by block i and side j.
     bases: dict[tuple[int, int], jax.Array] = {}
     stacks: dict[int, list[tuple[int, int]]] = {}
     for i, block in enumerate(blocks):

@@ -83,10 +83,10 @@ def warn_if_coarse(data: Any, dtype: Any, name: str, caller: str = "curve_fit") 
         return
     with np.errstate(invalid="ignore"):
         error, span = np.max(np.abs(data - data.astype(dtype))), np.ptp(data)
-        # Data that would be constant without rounding errors in float64 vary by this number.
+        # Rounding errors in float64 let constant data vary by this number.
         noise = 1e3 * np.finfo(float).eps * np.max(np.abs(data))
         spacings: Any = np.diff(np.unique(data)) if name in ("xdata", "x") else np.empty(0)
-        # Rounding changes a spacing by up to two errors, which is half of such a spacing.
+        # Rounding changes a spacing by up to 2 `error`, half of a spacing of 4 `error`.
         is_close = spacings.size and np.median(spacings) < 4 * error
     if (error > _COARSE * span or is_close) and span > noise:
         warnings.warn(

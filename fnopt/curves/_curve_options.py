@@ -81,7 +81,7 @@ def read_keywords(keywords: dict[str, Any]) -> dict[str, Any]:
         TypeError: If a keyword is unknown, or `callback` isn't a function.
         ValueError: If a keyword isn't supported, or has an unknown value.
     """
-    for name in ("args", "kwargs"):  # SciPy also raises a ValueError for these names.
+    for name in ("args", "kwargs"):  # SciPy also raises a ValueError for these names
         if name in keywords:
             raise ValueError(f"curve_fit: {name} is not supported, expected no {name}. {_CLOSURE}.")
     read = _TABLE.read(keywords)

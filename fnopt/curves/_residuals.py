@@ -121,7 +121,7 @@ def deviance_residuals(mu: jax.Array, y: jax.Array) -> jax.Array:
     w = 1 / (2 + small)
     z = jnp.square(small * w)
     tail = 1 / 3 + z * (1 / 5 + z * (1 / 7 + z * (1 / 9 + z / 11)))
-    # The root without the factor t, because the derivative of sqrt(t^2) is NaN at 0.
+    # The factor t^2 is taken out of the root, because the derivative of sqrt(t^2) is NaN at 0.
     series = small * jnp.sqrt(w - 2 * small * w * jnp.square(w) * tail)
     large = jnp.where(is_near, jnp.ones_like(t), t)
     formula = jnp.sign(large) * jnp.sqrt(large - jnp.log1p(large))
@@ -145,7 +145,8 @@ def fisher_rows(J: jax.Array, r: jax.Array, mu: jax.Array, y: jax.Array) -> jax.
     """
     mu, r, y = (jnp.ravel(v) for v in (jnp.broadcast_to(mu, y.shape), r, y))
     root = jnp.sqrt(mu)
-    # At mu = y the slope is 1 / sqrt(mu). Near it, the quotient 0 / 0 has a large rounding error.
+    # At mu = y the slope is 1 / sqrt(mu). Near mu = y, the quotient tends to 0 / 0, and has a large
+    # rounding error.
     is_near = jnp.abs(mu - y) <= jnp.finfo(mu.dtype).eps ** 0.5 * mu
     slope = (mu - y) / jnp.where(is_near, jnp.ones_like(r), r) / mu
     factor = jnp.where(is_near, jnp.ones_like(mu), 1 / (root * slope))

@@ -68,7 +68,7 @@ def _shards_of(wrapper: sharded, state: Any, params: Any) -> Context:
 
 
 def _map_quantized(tx: Any, state: Any, fn: Callable[..., Any]) -> Any:
-    # Parts of the state are replaced by identity, because each has a separate transform.
+    # Each part of the state has its own transform, so a part is found by its `id`.
     replacements = {
         id(part): fn(wrapper, transform, part)
         for wrapper, transform, part in _quantized_members(tx, state)
@@ -239,8 +239,8 @@ def _recode_differing_blocks(
         if not (is_coded(shard_slot) and is_coded(leaf_slot)):
             continue
         (codes, scales), (all_codes, all_scales) = shard_slot, leaf_slot
-        # If shards and whole leaf have the same integral number of elements per scale, no block
-        # crosses a shard boundary.
+        # No block crosses a shard boundary if the shards and the whole leaf have the same integral
+        # number of elements per scale.
         have_equal_blocks = codes.size * all_scales.size == scales.size * all_codes.size
         if have_equal_blocks and all_codes.size % all_scales.size == 0:
             continue

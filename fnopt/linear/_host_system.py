@@ -68,8 +68,8 @@ class HostLayout(BlockLayout):
                 np.asarray(part)[...] = solution
 
         like = (jax.ShapeDtypeStruct(rows.shape, rows.dtype),) * 2
-        # On a CPU `pure_callback` waits for copies by XLA's threads, for ever if all of them wait
-        # in callbacks (JAX 0.10, one core).
+        # On a CPU, `pure_callback` waits for copies by XLA's threads. If all threads wait in
+        # callbacks, this is a deadlock (JAX 0.10, one core).
         in_buffers = buffer_callback(in_place, like, vmap_method="sequential")
         return lax.platform_dependent(
             data, rows, cpu=in_buffers, default=functools.partial(_by_copies, solved)

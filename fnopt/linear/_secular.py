@@ -133,9 +133,9 @@ def secular_root(
         # A step much shorter than the radius is overdamped, unless the damping is minimal.
         lam, length = state.solution.lam, state.solution.length
         is_full_step = (lam <= min_damping) & (length <= radius)
-        # Negated, so that a NaN length after a failed factorization continues the search.
+        # The comparison is negated, so that NaN after a failed factorization continues the search.
         far = ~(jnp.abs(length - radius) <= jnp.asarray(_TOLERANCE, radius.dtype) * radius)
-        # The loop's first iteration has a radius of 0, which no damping can reach.
+        # The trust-region loop begins with a radius of 0, which no damping can reach.
         return ~is_full_step & far & (radius > 0) & (state.count < _MAX_FACTORIZATIONS)
 
     first = solve(jnp.clip(start, min_damping, max_damping))

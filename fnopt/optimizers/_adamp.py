@@ -63,7 +63,7 @@ class scale_by_adamp(AdamDirection):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Scalars of Adam, with the Nesterov weights of the authors' code."""
         numbers = adam_scalars(h, t)
-        # Both terms have the bias correction of step t, unlike in Nadam.
+        # Mean and gradient have the bias correction of step t, unlike in Nadam.
         if self.nesterov:
             mean = numbers["mean"]
             numbers |= {"mean": mean * h.b1, "gradient": mean * (1 - h.b1)}

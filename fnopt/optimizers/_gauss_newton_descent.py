@@ -102,7 +102,7 @@ class gauss_newton_descent(BatchStepDescent):
     """
 
     # After a small gain ratio or a shortened step, the damping stays (grow = 1), because the line
-    # search already shortened the step. If it grew, the damping would stay near its initial value,
+    # search already shortened the step. A damping that grew would stay near its initial value,
     # because each step has a new batch.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.5, shrink=0.25, grow=1.0)
 

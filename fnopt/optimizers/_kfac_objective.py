@@ -49,7 +49,8 @@ class Objective:
         dtypes = [jnp.result_type(p) for p in jax.tree.leaves(self.params)]
         eps = max(float(jnp.finfo(d).eps) for d in dtypes)
         size = self.outputs.size * self.model.devices
-        # The errors of the outputs are independent, so their sum is smaller by sqrt(size).
+        # Errors of the outputs are independent, so the error of the sum is the sum of the moduli
+        # divided by sqrt(size).
         output_error = self.model.total(jnp.sum(jnp.abs(cotangent * self.outputs))) / size**0.5
         return 8 * (jnp.finfo(value.dtype).eps * jnp.abs(value) + eps * output_error)
 

@@ -299,8 +299,8 @@ class scale_by_novograd(Leafwise):
 
 def _root_of_sum(norm: jax.Array, x: jax.Array, root_of_x: jax.Array) -> jax.Array:
     """Return `sqrt(norm^2 + x)`, with a finite derivative with respect to `x` at 0."""
-    # norm sqrt(1 + x / norm^2) has the right derivative at x = 0, unlike `joint_norm`. For smaller
-    # norms, its intermediate value norm^-2 would overflow.
+    # Unlike `joint_norm`, the formula norm sqrt(1 + x / norm^2) has the right derivative at x = 0.
+    # For small norms, the intermediate value norm^-2 of this formula would overflow.
     is_large = norm > 2.0 ** (jnp.finfo(norm.dtype).minexp // 3)
     size = jnp.where(is_large, norm, jnp.ones_like(norm))
     ratio = x / size / size

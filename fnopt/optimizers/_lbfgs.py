@@ -136,7 +136,7 @@ class scale_by_lbfgs(Transformation):
 
 
 def _safe_divisor(x: jax.Array) -> jax.Array:
-    # Quotients are also computed where `where` doesn't select them.
+    # `where` evaluates both branches, so the branch that isn't selected must not divide by 0.
     return jnp.where(x > 0, x, jnp.ones_like(x))
 
 

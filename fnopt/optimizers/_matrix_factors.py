@@ -68,7 +68,7 @@ def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) ->
     """Update the moving averages of `G G^T` and `G^T G`; ignore non-finite products."""
 
     def average(old: jax.Array, x: jax.Array) -> jax.Array:
-        # A moving average that is once NaN stays NaN.
+        # Once NaN, a moving average would stay NaN.
         return only_finite(ema(old, matmul(x, transpose(x)), decay, gain), old)
 
     return map_sides(average, factors, (g, transpose(g)))

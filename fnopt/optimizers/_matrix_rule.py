@@ -18,7 +18,7 @@ from fnopt.sharding import unsharded_leaves
 from fnopt.transforms import Labels, Selector, by_pattern
 
 # Axes inferred from all leaves of a partition, keyed by path and shape. A member of the partition
-# couldn't infer them, because its tree contains the kernels without their biases.
+# couldn't infer the axes, because the member's tree contains the kernels without their biases.
 _inferred: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar(
     "axes", default=None
 )

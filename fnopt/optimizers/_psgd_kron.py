@@ -189,7 +189,7 @@ def _update_factors(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Arra
 def _update_factor(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) -> jax.Array:
     AA, BB = matmul(A, transpose(A)), matmul(B, transpose(B))
     norm = nonzero(_spectral_norm_bound(AA + BB))
-    # A factor that is once NaN stays NaN.
+    # Once NaN, a factor would stay NaN.
     return only_finite(Q - matmul(rate / norm * jnp.triu(AA - BB), Q), Q)
 
 

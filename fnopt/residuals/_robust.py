@@ -281,7 +281,7 @@ class custom_loss(RobustLoss):
                 f"{z.shape}, expected the same shape, or {(3, *z.shape)} for rho and its two "
                 "derivatives."
             )
-        # A Taylor polynomial with the user's derivatives. The step is 0 and its derivative is 1.
+        # A Taylor polynomial with the user's derivatives: `step` is 0, and its derivative is 1.
         start = jax.lax.stop_gradient(z)
         value, slope, curvature = (jnp.asarray(part, z.dtype) for part in self.fn(start))
         step = z - start

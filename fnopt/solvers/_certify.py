@@ -178,8 +178,8 @@ def certified_end(
     optimal = free_spectrum.decrement <= bound  # False for NaN, after a failed factorization
     stalled = state.status == Status.STALLED.value
     size = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
-    # Relative to the residuals, the square of such a column is below the rounding error of the
-    # square of its former norm.
+    # A column is negligible if its squared norm, relative to the residuals, is below the rounding
+    # error of its largest squared norm so far.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
     negligible = (relative_columns(point) <= root * state.max_columns) & (point.cost > 0)
     certificate = Certificate(

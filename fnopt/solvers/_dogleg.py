@@ -45,7 +45,7 @@ class dogleg(LeastSquaresMethod):
     """
 
     # Measured on NIST's 54 initial guesses: a radius of 1 takes a tenth more evaluations in
-    # float64. In float32 it solves one problem fewer, with a false report of convergence.
+    # float64. In float32, a radius of 1 solves one problem fewer, and reports convergence falsely.
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:

@@ -249,7 +249,7 @@ def least_squares(
         return trace_and_call(solve, *functions, params, args, solver, step_limit)
 
     assert solver is not None
-    # A device array would add some 30 microseconds to an eager call, a NumPy scalar adds nothing.
+    # A NumPy scalar, because a device array would add about 30 microseconds to an eager call.
     step_limit = max_steps if isinstance(max_steps, jax.Array) else np.int32(max_steps)
     params = floating_start(params, constraints)
     with (

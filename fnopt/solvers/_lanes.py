@@ -63,8 +63,8 @@ class _Queue(NamedTuple):
 
 
 # Lanes are refilled when at most one in four is still running. Refilling costs about as much as a
-# step of all lanes. For 500 simulated fits with 6.4 +- 1.4 evaluations, steps and refills are 44;
-# they are 47 for one in two, and 46 for one in eight.
+# step of all lanes. In a simulation of 500 fits with 6.4 +- 1.4 evaluations, the total number of
+# steps and refills is 44. It is 47 with one lane in two, and 46 with one in eight.
 _REFILL = 4
 
 

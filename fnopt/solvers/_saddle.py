@@ -71,7 +71,7 @@ def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) ->
     smallest = pair.values[0]
     v = free * pair.vectors[0] / scale
     max_t = jnp.sqrt(divide(2 * point.cost, jnp.abs(smallest)))
-    # The decrease is proportional to t^2, so a quarter of t has a 16th of the decrease.
+    # The decrease is proportional to t^2, so a quarter of t yields a 16th of the decrease.
     count = 1 + int(np.log(1 / SHARE) / np.log(16))
     t = max_t * jnp.asarray(0.25 ** np.arange(count), x.dtype)
     # The first trial point is x, because its cost has to be compared in the same form.

@@ -42,7 +42,7 @@ class _Round(NamedTuple):
     certified: Certified
     residual_scale: jax.Array  # scale of the residuals in this loop
     loops: jax.Array  # int32, number of loops so far
-    number: jax.Array  # int32, the same without repetitions at another scale
+    number: jax.Array  # int32, number of loops without repetitions at another scale
     decreased: jax.Array  # whether the last restart lowered the cost by more than SHARE
 
 

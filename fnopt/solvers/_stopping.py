@@ -17,11 +17,12 @@ from fnopt.sharding import row_shards
 from fnopt.solvers._trust_region import SHARE, StepEvaluation
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Relative decrease: a change of the params by 1e-5 sqrt(m - n) standard errors (see SHARE).
+# Relative decrease of the cost. 1e-10 changes the params by 1e-5 sqrt(m - n) standard errors (see
+# SHARE).
 _SHARP = 1e-10
-# Hager and Zhang (2005), section 2: 1 - 2 delta with their delta = 0.1. With 0.5, steps that
-# converge linearly, as for large residuals, end early: 46 of 54 NIST fits by `dogleg` in float32
-# instead of 52, 6 of them false.
+# Hager and Zhang (2005), section 2: 1 - 2 delta with their delta = 0.1. With 0.5, a search that
+# converges linearly, as for large residuals, ends early: `dogleg` in float32 then solves 46 of 54
+# NIST fits instead of 52, and reports convergence falsely for 6.
 _LESS = 0.8
 
 

@@ -89,7 +89,7 @@ class StepEvaluation(NamedTuple):
     """A trial step and the cost at its end."""
 
     trial: Trial
-    actual: jax.Array  # reduction of the cost; minus infinity if it isn't finite at the end
+    actual: jax.Array  # reduction of the cost; minus infinity if the new cost isn't finite
     noise: jax.Array  # bound on the rounding error of the reduction
     gain: jax.Array  # ratio of actual to predicted reduction
     accepted: jax.Array

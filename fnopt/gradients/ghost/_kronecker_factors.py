@@ -252,6 +252,6 @@ def _moment(side: Side, rows: jax.Array) -> jax.Array:
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, side.count * side.width - d)))
     rows = rows.reshape(t, n, side.count, side.width)
     options: dict[str, Any] = {"precision": HIGHEST}
-    if is_sharded(rows):  # The sum over sharded examples is replicated.
+    if is_sharded(rows):  # the sum over sharded examples is replicated
         options["out_sharding"] = NamedSharding(jax.typeof(rows).sharding.mesh, PartitionSpec())
     return jnp.einsum("tnbi,tnbj->tbij", rows, rows, **options)

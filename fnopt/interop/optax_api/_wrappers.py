@@ -146,7 +146,7 @@ def _key(key: Any, seed: Any) -> Any:
     return 0 if key is None else key
 
 
-# Functions with another default instead of methods: `nesterov=False` yields Adam.
+# `nadam` is `adam` with another default, so `nadam(nesterov=False)` is Adam, as in optax.
 nadam = functools.partial(bridge(optimizers.adam), nesterov=True)
 nadamw = functools.partial(bridge(optimizers.adamw), nesterov=True)
 

@@ -123,7 +123,7 @@ class Sets:
         count = np.diff(start, append=owner.size)
         sizes, unique_groups = self._count[ids], owner[start]
         largest = np.maximum.reduceat(sizes, first)
-        # Each group gets its largest set. It is the union if both have the same size.
+        # Each group first gets its largest set, which is the union if it has the union's size.
         is_largest = sizes == np.repeat(largest, np.diff(first, append=groups.size))
         result[groups[is_largest]] = ids[is_largest]
         result[unique_groups[count == self.size]] = ALL

@@ -37,7 +37,7 @@ def cumulative_union(sets: Sets, ids: np.ndarray, axis: int, reverse: bool) -> n
     """Cumulative unions along an axis, from the first element or from the last."""
     ids = np.moveaxis(ids, axis, 0)
     ids = (ids[::-1] if reverse else ids).copy()
-    # After each round, an element contains the union of twice as many elements before it.
+    # Each round doubles the number of preceding elements that are united in an element.
     step = 1
     while step < ids.shape[0]:
         ids[step:] = sets.union(ids[step:], ids[:-step])

@@ -101,8 +101,8 @@ def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = N
     return jnp.where(determined, jnp.concatenate([half, jnp.sqrt(noise) * x], axis=1), jnp.inf)
 
 
-# One more than the directions that the data of a bundle adjustment don't determine: a similarity
-# has seven.
+# Number of random vectors: seven for the directions that the data of a bundle adjustment don't
+# determine (a similarity transformation), and one more.
 _PROBES = 8
 
 

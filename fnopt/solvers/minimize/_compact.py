@@ -77,8 +77,8 @@ def compact_form(pairs: CorrectionPairs) -> CompactMatrix:
     D = jnp.diagonal(SY) + empty
     L = jnp.tril(SY, -1)
     d = jnp.sqrt(D)
-    # The columns of Y^T are divided by sqrt(D), because s^T y may be far smaller than theta after a
-    # poor step. M would then be nearly singular.
+    # The columns of Y^T are divided by sqrt(D). Otherwise M would be nearly singular after a poor
+    # step, whose s^T y may be far smaller than theta.
     L = L / d
     top = jnp.concatenate([-jnp.eye(d.size, dtype=S.dtype), L.T], axis=1)
     bottom = jnp.concatenate([L, SS + jnp.diag(empty)], axis=1)

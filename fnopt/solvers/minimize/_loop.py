@@ -283,7 +283,7 @@ def _set_status(
     stationary = method.is_stationary(problem, point, after.memory)
     if tolerances.gtol is not None:
         stationary |= jnp.max(jnp.abs(gradient), initial=0) <= tolerances.gtol
-    # The change of the value by rounding errors of the params.
+    # The change of the value that rounding errors of the params cause.
     noise = rounding_bound(jnp.sum(jnp.abs(gradient * point.x)))
     is_noise = (jnp.abs(point.value) <= noise) & jnp.isfinite(noise)
     scale = jnp.maximum(jnp.abs(point.value), tolerances.ftol * after.typical)
@@ -294,7 +294,8 @@ def _set_status(
     step_ok = has_model & step_converged(
         point.x - before.point.x, direction.rate * direction.step, point.x, tolerances.xtol
     )
-    # A failed line search missed at most the decrease by the initial slope up to its upper end.
+    # A failed line search missed a decrease of at most the initial slope times the upper end of
+    # its bracket.
     line = outcome.line
     missed = -dot(point.gradient, line.direction.step) * line.search.high.rate
     search_ok = failed & (jnp.minimum(missed, line.direction.predicted) <= small)

@@ -70,7 +70,7 @@ class newton_cg(MinimizeMethod):
         # Near a minimum both decreases are below rounding error; `noise` then makes the gain 1.
         predicted = memory.predicted + noise
         gain = (before.value - after.value + noise) / jnp.where(predicted > 0, predicted, 1)
-        # Rounding of the params changes the length of a step that the line search didn't shorten.
+        # 0.99, because rounding of the params changes the length of a step that isn't shortened.
         is_full = length >= 0.99 * memory.length
         grows = is_full & memory.on_boundary & (gain > GOOD)
         radius = jnp.where(grows, 2 * memory.radius, memory.radius)
@@ -83,8 +83,8 @@ class newton_cg(MinimizeMethod):
         """Return the step that minimizes the model in the trust region."""
         step, predicted, on_boundary = steihaug_step(problem, point, memory.radius)
         memory = TrustRegion(memory.radius, norm(step), predicted, on_boundary)
-        # The stopping tests use this bound on the decrease. Beyond the boundary, the model may
-        # decrease further.
+        # The stopping tests use an upper bound on the decrease. The bound of a step to the boundary
+        # is infinite, because the model may decrease further beyond the boundary.
         bound, one = jnp.where(on_boundary, jnp.inf, predicted), jnp.ones_like(predicted)
         return Direction(step, one, one, bound), memory
 

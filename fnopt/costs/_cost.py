@@ -93,8 +93,8 @@ def check_all_used(trip_counts: Mapping[str, int], result: Cost) -> None:
     loops = [loop.name for loop in result.loops if loop.is_while]
     for name in set(trip_counts) - {"*", *loops}:
         raise ValueError(
-            f"cost: trip_counts names the loop {name!r}, expected one of the while loops {loops}. "
-            "The length of a scan is known."
+            f"cost: trip_counts has the unknown key {name!r}, expected names of while loops: "
+            f"{loops}. A scan needs no trip count, because its length is known."
         )
 
 

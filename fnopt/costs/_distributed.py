@@ -206,8 +206,8 @@ def distributed_cost(
     """
     if not isinstance(step, StepCost):
         raise TypeError(
-            f"distributed_cost: step is {type(step).__name__}, expected the StepCost of "
-            "fnopt.costs.step_cost(loss, tx)(params, *batch)."
+            f"distributed_cost: the argument `step` is a {type(step).__name__}, expected the "
+            "StepCost of fnopt.costs.step_cost(loss, tx)(params, *batch)."
         )
     check_count(devices, "devices", "distributed_cost")
     check_count(every, "every", "distributed_cost")

@@ -164,8 +164,8 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
     if count > _MAX_ROWS:
         size = _MATRICES * count**2 * jnp.dtype(dtype).itemsize / 1e9
         raise ValueError(
-            f"{where}the batch has {count} {what}, whose Gram matrix would be factorized in "
-            f"{size:,.0f} GB; expected {_MAX_ROWS} {what} at most. Pass smaller batches, or "
+            f"{where}the batch has {count} {what}, and the factorization of their Gram matrix "
+            f"needs {size:,.0f} GB; expected {_MAX_ROWS} {what} at most. Pass smaller batches, or "
             f"{instead}, which doesn't form this matrix."
         )
 

@@ -212,7 +212,7 @@ def block_size(
     size = next(b for b in divisors if np.array_equal(rows // b, cols // b))
     if size > _LARGEST_BLOCK:
         raise ValueError(
-            f"{name}: the loss mixes {size} outputs of an example, whose Hessian would have "
+            f"{name}: the Hessian of the loss couples {size} outputs of an example and would have "
             f"{size} x {size} entries; expected {_LARGEST_BLOCK} at most. {remedy}"
         )
     return size

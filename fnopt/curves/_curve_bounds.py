@@ -68,7 +68,7 @@ def checked_bounds(bounds: Any) -> Bounds | None:
     bounds = bounds_pair(bounds, "curve_fit: ")
     if all(map(_is_pair, bounds)) and any(_is_crossed(pair) for pair in zip(*bounds, strict=True)):
         raise ValueError(
-            f"curve_fit: bounds = {bounds!r} has a lower bound that isn't below its upper bound, "
+            f"curve_fit: bounds = {bounds!r} has a lower bound that is not below its upper bound, "
             "expected a pair (lower, upper). To convert one pair per param, use "
             "tuple(zip(*bounds))."
         )

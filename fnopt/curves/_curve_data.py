@@ -213,7 +213,7 @@ def checked_sigma(sigma: Any, y: jax.Array) -> jax.Array | None:
     sigma, square = as_floating(read(sigma, "sigma")), (y.size, y.size)
     if sigma.shape not in {(), y.shape, square}:
         raise ValueError(
-            f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard "
-            f"deviations or {square} for a covariance matrix."
+            f"curve_fit: sigma has shape {sigma.shape}, expected shape () or {y.shape} for "
+            f"standard deviations, or {square} for a covariance matrix."
         )
     return sigma

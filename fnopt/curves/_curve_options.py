@@ -83,12 +83,12 @@ def read_keywords(keywords: dict[str, Any]) -> dict[str, Any]:
     """
     for name in ("args", "kwargs"):  # SciPy also raises a ValueError for these names
         if name in keywords:
-            raise ValueError(f"curve_fit: {name} is not supported, expected no {name}. {_CLOSURE}.")
+            raise ValueError(f"curve_fit: the argument `{name}` isn't supported. {_CLOSURE}.")
     read = _TABLE.read(keywords)
     for name, is_expected, expected in (
         ("verbose", lambda v: v in (0, 1, 2), "0, 1 (a report) or 2 (steps)"),
         ("factor", lambda v: np.all(np.asarray(v) > 0), "a positive number"),
-        ("col_deriv", lambda v: not v, "0, and jac that returns shape [m, n]"),
+        ("col_deriv", lambda v: not v, "0 and a jac that returns an array [m, n]"),
     ):
         if name in read and not is_expected(read[name]):
             raise ValueError(f"curve_fit: {name} = {read[name]!r}, expected {expected}.")
@@ -105,5 +105,6 @@ def check_method(method: str | None, box: Any) -> None:
         raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
     if method == "lm" and box is not None:
         raise ValueError(
-            "curve_fit: method = 'lm' with bounds, expected no bounds. Omit the method."
+            "curve_fit: got bounds with method = 'lm', which doesn't support bounds. Omit the "
+            "argument `method`."
         )

@@ -82,8 +82,7 @@ class Fit(tuple[Params, jax.Array]):
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(
-            f"Fit.{name}: got an assignment, expected none, because a Fit is immutable. Call "
-            "curve_fit again."
+            f"Fit.{name} can't be assigned, because a Fit is immutable. Call curve_fit again."
         )
 
     if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any attribute

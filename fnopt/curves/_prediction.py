@@ -33,8 +33,8 @@ def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtyp
         is_dict = isinstance(params, dict)
         kind = f"a dict with the keys {names_text([*params])}" if is_dict else type_text(params)
         raise TypeError(
-            f"predict_band: predict(params) raised {type(error).__name__}: {error}. The params are "
-            f"{kind}, expected a function of the params, such as "
+            f"predict_band: predict(params) raised {type(error).__name__}: {error}. The argument "
+            f"`params` is {kind}, expected a function that accepts such params, for example "
             f"lambda p: f(x, {'**' * is_dict or '*'}p). For a fit of curve_fit, use "
             "fit.predict_band(x)."
         ) from error

@@ -198,14 +198,14 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
         )
     if values.shape == () != y.shape and sum(map(jnp.size, jax.tree.leaves(params))) > 1:
         raise ValueError(
-            f"curve_fit: f returned one number for {y.size} ydata, expected an array of shape "
-            f"{y.shape}. Does f sum over x? One number determines at most one param."
+            f"curve_fit: f returned one number for {y.size} values of ydata, expected an array of "
+            f"shape {y.shape}. Check whether f sums over x."
         )
     if values.shape not in {y.shape, ()}:
         x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""
-        advice = "Do xdata and ydata have the same length?"
+        advice = "Check that xdata and ydata have the same length."
         if values.size == y.size:
-            advice = "Ravel the values and ydata, or neither."
+            advice = "Ravel both the returned array and ydata, or neither."
         raise ValueError(
             f"curve_fit: f returned shape {values.shape}{x_shape}, expected the shape of ydata, "
             f"{y.shape}. {advice}"

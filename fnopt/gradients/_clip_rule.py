@@ -50,8 +50,9 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
     unmatched = [q for ps in patterns.values() for q in ps if not _any_match(paths, q)]
     if unmatched:
         raise ValueError(
-            f"{name}: groups has the patterns {names_text(unmatched)}, expected patterns that "
-            f"match a leaf of {names_text(paths)}. fnopt.leaf_paths(params) lists the paths."
+            f"{name}: the patterns {names_text(unmatched)} in groups match no leaf, expected "
+            f"patterns that match a leaf of {names_text(paths)}. fnopt.leaf_paths(params) lists "
+            "the paths."
         )
     keys = sorted(patterns)  # the order in which JAX flattens a dict
     leaf_keys = [
@@ -60,7 +61,7 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
     empty = [key for key in patterns if key not in leaf_keys]
     if empty:
         raise ValueError(
-            f"{name}: groups has no leaf for {names_text(empty)}, because earlier groups match all "
+            f"{name}: the groups {names_text(empty)} are empty, because earlier groups match all "
             "their leaves; expected at least one leaf per group. List narrow groups first."
         )
     of_leaf = tuple(len(keys) if key is None else keys.index(key) for key in leaf_keys)
@@ -144,6 +145,7 @@ def check_where(where: Any, size: int, name: str) -> jax.Array | None:
         return None
     if getattr(where, "shape", None) != (size,) or where.dtype != jnp.bool_:
         raise ValueError(
-            f"{name}: where is {type_text(where)}, expected bool[{size}], one per example."
+            f"{name}: the argument `where` is {type_text(where)}, expected bool[{size}], one entry "
+            "per example."
         )
     return jnp.asarray(where)

@@ -144,8 +144,8 @@ def _compare(before: jax.Array, after: jax.Array, replaced: int) -> None:
         return
     worst = int(np.argmax(changes))
     raise ValueError(
-        f"{_NAME}: the examples mix: replacing example {replaced} changed the losses of "
-        f"{others.size} other examples (example {worst}: from {old[worst]:.6g} to "
+        f"{_NAME}: the examples aren't independent: a change of example {replaced} changed the "
+        f"losses of {others.size} other examples (example {worst}: from {old[worst]:.6g} to "
         f"{new[worst]:.6g}), expected no change. The gradient of one example is then undefined. "
         "Batch norm in training mode has this effect. Use its running averages (train=False, "
         "use_running_average=True) or a norm within an example (layer, group, instance norm)."

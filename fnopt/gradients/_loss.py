@@ -73,8 +73,8 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
     """Check the result of a loss and convert it to `(value, aux)`."""
     if has_aux and not (isinstance(output, tuple) and len(output) == 2):
         raise TypeError(
-            f"{name}: the loss returned {type_text(output)}, has_aux=True expects the loss to "
-            "return (value, aux)."
+            f"{name}: the loss returned {type_text(output)}, expected a pair (value, aux), because "
+            "has_aux=True."
         )
     value, aux = output if has_aux else (output, None)
     if not isinstance(value, (int, float)) and not hasattr(value, "dtype"):
@@ -210,7 +210,7 @@ class ExampleLoss:
         batched = (batch,) if len(positions) == 1 else batch
         if not isinstance(batched, tuple) or len(batched) != len(positions):
             raise TypeError(
-                f"{self.name}: other is {type_text(batch)}, expected a tuple of the "
+                f"{self.name}: the argument `other` is {type_text(batch)}, expected a tuple of the "
                 f"{len(positions)} batched arguments."
             )
         new_args = list(args)
@@ -237,7 +237,7 @@ class ExampleLoss:
             batch_argnums = self._normalize_positions("batch_argnums", self.batch_argnums, count)
         if not batch_argnums:
             raise TypeError(
-                f"{self.name}: no batch among the {count} positional arguments, expected "
+                f"{self.name}: got {count} positional arguments and no batch, expected "
                 "(params, batch, ...). Arguments after the last of argnums are batched; to change "
                 "this, list the batched arguments in batch_argnums."
             )
@@ -262,8 +262,8 @@ class ExampleLoss:
         positions = tuple(i % count for i in nums)
         if len({*positions}) < len(positions):
             raise ValueError(
-                f"{self.name}: {what} is {nums}, which names an argument twice; expected different "
-                "indices."
+                f"{self.name}: {what} is {nums}, which contains an argument twice; expected "
+                "distinct indices."
             )
         return positions
 

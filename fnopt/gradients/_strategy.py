@@ -46,8 +46,8 @@ def checked_strategy(method: str, chunk_size: int | None, name: str) -> int | No
     check_choice(method, METHODS, "method", name)
     if method == "vmap" and chunk_size is not None:
         raise ValueError(
-            f"{name}: method='vmap' takes the whole batch at once, but chunk_size is {chunk_size}; "
-            "expected None. Use method='chunked', or omit chunk_size."
+            f"{name}: got chunk_size = {chunk_size} with method = 'vmap', which processes the "
+            "whole batch at once. Use method='chunked', or omit chunk_size."
         )
     return chunk_size
 

@@ -68,10 +68,10 @@ def check_sparsity(
         cols = _differences(J.rmv(w), pull(w)[0])
         if rows.size or cols.size:
             raise ValueError(
-                f"{_NAME}: the Jacobian has entries outside of the pattern, expected none: in the "
-                f"rows {_index_text(rows)} (flattened outputs) and columns {_index_text(cols)} "
-                "(flattened params). Add the missing entries to the pattern, or sparse_jacobian "
-                "returns wrong entries."
+                f"{_NAME}: the Jacobian is nonzero outside of the pattern in rows "
+                f"{_index_text(rows)} (flattened outputs) and columns {_index_text(cols)} "
+                "(flattened params), expected zeros. Add these entries to the pattern, because "
+                "sparse_jacobian returns wrong values without them."
             )
 
     return check

@@ -123,10 +123,10 @@ class Elimination:
         if self.level:
             lines.append(f"  first: {self.level.groups} groups of {self.level.size}")
         if not self.is_affordable:
-            lines.append(f"  left: {self.left} unknowns, too many for a factor")
+            lines.append(f"  remaining: {self.left} unknowns, too many for Cholesky")
             return "\n".join([*lines, "  steps by conjugate gradients on all unknowns instead"])
         how = "sparse Cholesky on the host" if self.sparse else "dense Cholesky"
-        lines.append(f"  left: {self.left} unknowns, {how}")
+        lines.append(f"  remaining: {self.left} unknowns, {how}")
         cost = f"{self.entries:,} numbers, {self.multiplications:,} multiplications"
         return "\n".join([*lines, f"  factor: {cost}"])
 

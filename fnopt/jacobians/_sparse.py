@@ -266,6 +266,6 @@ def check_pattern(
     for indices, size, what in ((rows, shape[0], "outputs"), (cols, shape[1], "params")):
         if indices.size and (indices.min() < 0 or indices.max() >= size):
             raise ValueError(
-                f"{name}: the pattern has entries from {indices.min()} to {indices.max()}, "
+                f"{name}: the pattern has indices from {indices.min()} to {indices.max()}, "
                 f"expected 0 to {size - 1} for {size} {what}."
             )

@@ -63,7 +63,7 @@ on(SO3, SO3.nearest(value)).
 
     def _raise_type_error(self, *_: Any) -> Any:
         raise TypeError(
-            f"{where()}{self!r} is a pytree node without arithmetic or indexing, expected an "
+            f"{where()}got {self!r}, a pytree node without arithmetic and indexing, expected an "
             "array. Use the attribute `.value`."
         )
 

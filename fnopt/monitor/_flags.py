@@ -236,12 +236,12 @@ class health_flags(Value):
 def _check(health: Health, state: FlagState) -> None:
     if health.norm is None:
         raise ValueError(
-            f"{where()}health_flags: the health has the statistics {health.stats}, expected the "
-            "norm among them. Pass stats=('norm', ...) to health."
+            f"{where()}health_flags: the argument `health` has the statistics {health.stats}, "
+            "expected 'norm' among the statistics. Pass stats=('norm', ...) to health."
         )
     if health.norm.shape != state.usual.shape:
         raise ValueError(
-            f"{where()}health_flags: the health has groups of shape {health.norm.shape}, expected "
+            f"{where()}health_flags: `health.norm` has shape {health.norm.shape}, expected "
             f"{state.usual.shape} as in the state. Call init({len(health.names)}), and use "
             "jax.vmap for further axes."
         )

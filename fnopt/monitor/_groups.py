@@ -108,9 +108,9 @@ def _check_patterns(groups: Groups, paths: list[str]) -> None:
     unmatched = [q for q in patterns if not any(matches(path, q) for path in paths)]
     if unmatched:
         raise ValueError(
-            f"{where()}groups has the patterns {names_text(unmatched)}, expected patterns that "
-            f"match a leaf of {names_text(paths)}. A pattern must match a full path or the leading "
-            "parts of a path; fnopt.leaf_paths(params) lists the paths."
+            f"{where()}the patterns {names_text(unmatched)} in groups match no leaf, expected "
+            f"patterns that match a leaf of {names_text(paths)}. A pattern must match a full path "
+            "or the leading parts of a path; fnopt.leaf_paths(params) lists the paths."
         )
 
 

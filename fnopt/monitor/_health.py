@@ -172,15 +172,15 @@ def health(
     stats = as_stats(stats)
     if "ratio" in stats and params is None:
         raise ValueError(
-            f"{where()}health: the ratio needs the params: params is None, expected a tree like "
-            "the gradients. Call health(tree, params)."
+            f"{where()}health: params is None, expected a tree like the gradients, because the "
+            "statistic 'ratio' needs the params. Call health(tree, params)."
         )
     grouping = group(tree, as_groups(groups))
     if not grouping.names:
         raise ValueError(
             f"{where()}health: the tree has "
-            f"{names_text([*grouping.skipped]) if grouping.skipped else 'no leaf'}, expected at "
-            "least one floating leaf."
+            f"{f'only {names_text([*grouping.skipped])}' if grouping.skipped else 'no leaf'}, "
+            "expected at least one floating leaf."
         )
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")

@@ -64,12 +64,13 @@ def _choose(tx: Transformation, state: Any, name: str | None) -> tuple[Any, Reco
         return next(iter(selection.values()))
     if not recorders:
         raise ValueError(
-            f"health_history: tx is {tx!r}, expected a record_health in the chain, as in "
-            "fnopt.chain(record_health(), optimizer)."
+            f"health_history: tx is {tx!r}, expected an optimizer that contains record_health, as "
+            "in fnopt.chain(record_health(), optimizer)."
         )
     raise ValueError(
-        f"health_history: {'several recorders' if name is None else f'no recorder {name!r}'}, "
-        f"expected name to be one of {names_text([*recorders])}."
+        "health_history: the optimizer has "
+        f"{'several recorders' if name is None else f'no recorder {name!r}'}, "
+        f"expected the argument `name` to be one of {names_text([*recorders])}."
     )
 
 
@@ -109,8 +110,8 @@ def health_history(
     recorder, part = _choose(tx, state, name)
     if np.ndim(part.count):
         raise ValueError(
-            f"health_history: the state has further axes {np.shape(part.count)}, expected none. "
-            "Select one entry first: jax.tree.map(lambda x: x[i], state)."
+            f"health_history: the state is a batch of shape {np.shape(part.count)}, expected one "
+            "state. Select an entry of the batch: jax.tree.map(lambda x: x[i], state)."
         )
     names = group(params, recorder.groups).names
     if len(names) != part.flags.dead.size:

@@ -45,7 +45,7 @@ def as_stats(stats: Any) -> tuple[str, ...]:
     unknown = [n for n in names if n not in STATISTICS]
     if unknown:
         raise ValueError(
-            f"{where()}stats: {names_text(unknown)} are unknown, expected some of "
+            f"{where()}stats contains the unknown names {names_text(unknown)}, expected some of "
             f"{names_text([*STATISTICS])}."
         )
     if not names:

@@ -46,8 +46,8 @@ def _order_names(names: tuple[str, ...], order: Sequence[str] | None) -> list[st
     unmatched = [q for q in order if not any(matches(name, q) for name in names)]
     if unmatched:
         raise ValueError(
-            f"plot_gradient_flow: order has the patterns {names_text(unmatched)}, expected "
-            f"patterns that match {names_text(sorted_names)}."
+            f"plot_gradient_flow: the patterns {names_text(unmatched)} in order match no name, "
+            f"expected patterns that match {names_text(sorted_names)}."
         )
 
     def rank(name: str) -> int:

@@ -97,8 +97,8 @@ class Progress(Writer):
         missing = [n for n in names if n not in record]
         if missing:
             raise ValueError(
-                f"Progress: show has {names_text(missing)}, expected some of the record's entries "
-                f"{names_text([*record])}."
+                f"Progress: show contains the unknown names {names_text(missing)}, expected some "
+                f"of the record's entries {names_text([*record])}."
             )
         return [f"{n} {record[n]:.3g}" for n in names]
 

@@ -93,8 +93,9 @@ class record_health(Transformation):
         """Return the updates unchanged; record their health every `every` steps."""
         if params is None and "ratio" in self.stats:
             raise ValueError(
-                f"{where()}the ratio needs the params: params is None, expected a tree like the "
-                "updates. Call update(updates, state, params), or omit 'ratio' from stats."
+                f"{where()}params is None, expected a tree like the updates, because the statistic "
+                "'ratio' needs the params. Call update(updates, state, params), or omit 'ratio' "
+                "from stats."
             )
         grouping = group(updates, self.groups)
         _check_groups(grouping, state)

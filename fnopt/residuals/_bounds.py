@@ -149,8 +149,8 @@ def free_box(bounds: Any, params: Any, parametrisation: Parametrisation, dtype: 
             )
         if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
             raise ValueError(
-                f"{where()}{leaf_text(path)} has bounds and is {kind!r} as well, expected one of "
-                "the two. Pass None as its bounds, or remove its constraint."
+                f"{where()}{leaf_text(path)} has both bounds and the constraint {kind!r}, expected "
+                "one of them. Pass None as the bounds of this leaf, or remove the constraint."
             )
     free = [b for b, kind in zip(boxes, kinds, strict=True) if not isinstance(kind, (fixed, tied))]
     return Box(*map(jnp.concatenate, zip(*free, strict=True))) if free else None
@@ -160,8 +160,8 @@ def _tangent_box(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
     """Make infinite bounds for a point's tangent coordinates, or raise an error for finite ones."""
     if not box.is_boundless():
         raise ValueError(
-            f"{where()}{leaf_text(path)} has bounds and is on {manifold!r}, expected no bounds "
-            "(None) for a parameter on a manifold."
+            f"{where()}{leaf_text(path)} is on the manifold {manifold!r} and has bounds, expected "
+            "no bounds (None) for a parameter on a manifold."
         )
     size = jax.eval_shape(curved(manifold).start, leaf).size
     with jax.ensure_compile_time_eval():  # keeps infinite bounds concrete under jit

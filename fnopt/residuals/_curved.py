@@ -67,8 +67,8 @@ def on_its_manifold(kind: Value | None, manifold: Manifold, path: str, leaf: Any
     """Make the constraint of a point on a manifold, or raise an error for another constraint."""
     if kind is not None:
         raise ValueError(
-            f"{where()}{leaf_text(path)} is on {manifold!r} and is {kind!r} as well, expected "
-            "fixed() or no constraint for a parameter on a manifold."
+            f"{where()}{leaf_text(path)} is on the manifold {manifold!r} and has the constraint "
+            f"{kind!r}, expected fixed() or no constraint for a parameter on a manifold."
         )
     check_point(manifold, leaf, leaf_text(path), "params")
     return curved(manifold)

@@ -130,7 +130,8 @@ def joined_function(fns: Any, name: str = "residual_fn") -> Callable[..., Any]:
 def _describe(x: Any) -> str:
     if isinstance(x, (list, tuple, dict)):
         kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(x)})
-        return f"a {type(x).__name__} of {', '.join(kinds) or 'nothing'}"
+        name = type(x).__name__
+        return f"a {name} of {', '.join(kinds)}" if kinds else f"an empty {name}"
     return f"an array, {type_text(x)}" if hasattr(x, "dtype") else f"{x!r}, a {type_text(x)}"
 
 

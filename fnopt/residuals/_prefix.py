@@ -55,8 +55,8 @@ def broadcast_prefix(
             for node in (prefix, tree)
         )
         raise ValueError(
-            f"{where()}{what} have the leaves {prefix_leaves}, expected one value for all, or a "
-            f"tree prefix of the tree with the leaves {tree_leaves}."
+            f"{where()}the argument `{what}` has the leaves {prefix_leaves}, expected a single "
+            f"value or a tree prefix of the tree with the leaves {tree_leaves}."
         ) from None
     # `jax.tree.leaves` of `parts` would also flatten values that are lists or None.
     lists = jax.tree.structure(prefix, is_leaf=is_value).flatten_up_to(parts)
@@ -100,6 +100,6 @@ def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Arra
         return jnp.ravel(jnp.broadcast_to(value, shape))
     except ValueError:
         raise ValueError(
-            f"{where()}{named(what, path)} have shape {value.shape}, expected {shape} or one "
+            f"{where()}{named(what, path)}: got shape {value.shape}, expected {shape} or a shape "
             "that broadcasts to it."
         ) from None

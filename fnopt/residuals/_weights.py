@@ -64,7 +64,7 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
         {'a': Array([2., 2.], dtype=float32), 'b': Array([1.], dtype=float32)}
     """
     if sigma is not None and weights is not None:
-        raise ValueError(f"{where()}sigma and weights are both given, expected one of them.")
+        raise ValueError(f"{where()}got both sigma and weights, expected one of them.")
     if weights is not None:
         arrays = _map_leaves(_weight, weights, residuals, "weights")
         treedef = jax.tree.structure(residuals)
@@ -82,7 +82,7 @@ def _map_leaves(fn: Callable[..., Any], option: Any, residuals: Any, name: str) 
 
 
 def _weight(value: Any, leaf: Any, path: str) -> jax.Array:
-    expected = lambda w: w >= 0, "numbers >= 0"
+    expected = lambda w: w >= 0, "a number >= 0"
     return _array_like(leaf, 1.0 if value is None else value, path, "weights", *expected)
 
 
@@ -110,7 +110,7 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
         return lambda r: r
     if _is_matrix(value, leaf, path):
         return _by_matrix(jnp.asarray(value, leaf.dtype), path)
-    expected = lambda sigma: sigma > 0, "standard deviations > 0"
+    expected = lambda sigma: sigma > 0, "a standard deviation > 0"
     sigma = _array_like(leaf, value, path, "sigma", *expected)
     # A traced sigma can't be checked, so an invalid value makes the residual NaN.
     return lambda r: r / reshard_like(jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype), r)

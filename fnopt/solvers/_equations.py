@@ -54,8 +54,8 @@ from fnopt.solvers.result._values import value_lines
 _MESSAGES = {
     Status.CONVERGED_COST: "converged: the equations hold to tol",
     Status.STALLED: (
-        "not converged: the equations don't hold, and no step reduces them further; is there "
-        "a root? Try another initial guess"
+        "not converged: no step reduces the residual norm, but the equations don't hold to tol. "
+        "Try another initial guess, and check that a root exists"
     ),
     Status.NONFINITE_START: "failed: the equations or their Jacobian are not finite at the start",
     Status.NONFINITE_STEP: "failed: every step led to equations that are not finite",
@@ -217,7 +217,7 @@ def _sparse_jacobian_at(
     """Return the user's sparse Jacobian as a function of the vector of params."""
     if parametrisation.kinds:
         raise ValueError(
-            f"{caller}: got jac and params on manifolds, expected one of them. Leave jac out."
+            f"{caller}: got jac with params on manifolds, expected no jac. Leave jac out."
         )
 
     def jacobian(x: jax.Array) -> SparseJacobian:

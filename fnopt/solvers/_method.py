@@ -60,10 +60,10 @@ def check_same_params(params: Any) -> None:
         if axes:
             axis = min(axes)
             raise ValueError(
-                f"{where()}{leaf_text(path)} of the params differs by its type between "
-                f"the devices of {axis!r}, expected params that are the same on all "
-                "devices of axis_name. If they are the same (for example gathered by "
-                f"jax.lax.all_gather), tell JAX: params = jax.lax.pmean(params, {axis!r})."
+                f"{where()}{leaf_text(path)} of the params has a type that varies over the "
+                f"mesh axis {axis!r}, expected equal params on all devices of axis_name. If "
+                "the values are equal (for example after jax.lax.all_gather), convert the "
+                f"type: params = jax.lax.pmean(params, {axis!r})."
             )
 
 

@@ -21,7 +21,7 @@ _STEPS = ("maxfev", "maxiter")
 # scales the params.
 _OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
 _INSTEAD = {
-    "bracket": "Pass its midpoint as params; only scipy.optimize.brentq stays within a bracket",
+    "bracket": "Pass the midpoint as params, or use scipy.optimize.brentq, which needs a bracket",
     "func": "Rename it to fun, or pass it first",
     "x0": "Rename it to params, or pass it second",
     "fprime": f"Leave it out, because {EXACT}",

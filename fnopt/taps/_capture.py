@@ -179,8 +179,8 @@ def _scalar(out: Any, has_aux: bool) -> Any:
     pair = isinstance(out, tuple) and len(out) == 2
     if has_aux and not pair:
         raise TypeError(
-            f"capture: the function returned {type_text(out)}, has_aux=True expects the function "
-            "to return (loss, aux)."
+            f"capture: the function returned {type_text(out)}, expected a pair (loss, aux), "
+            "because has_aux=True."
         )
     loss: Any = out[0] if has_aux else out
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):

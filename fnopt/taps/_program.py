@@ -269,7 +269,8 @@ def _diff_leaves(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[li
 def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
     if not -len(args) <= n < len(args):
         raise ValueError(
-            f"{name}: argnums has {n}, expected indices of the {len(args)} positional arguments."
+            f"{name}: argnums contains {n}, expected indices of the {len(args)} positional "
+            "arguments."
         )
     n %= len(args)
     pairs, _ = leaves_with_names(args[n])
@@ -289,7 +290,10 @@ def checked_names(name: str, names: Any) -> Names:
     if names is None:
         return None
     if callable(names):
-        raise TypeError(f"{name}: names is a function, expected names of nodes after the function.")
+        raise TypeError(
+            f"{name}: the argument `names` is a function, expected names of nodes. Pass the "
+            "names after the function."
+        )
     node_names = (names,) if isinstance(names, str) else tuple(names)
     for n in node_names:
         if not isinstance(n, str):

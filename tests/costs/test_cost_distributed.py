@@ -96,7 +96,7 @@ def test_bad_input():
         distributed_cost(step(), 2, MACHINE, NETWORK, every=0)
     with pytest.raises(ValueError, match="block_size is 0"):
         distributed_cost(step(), 2, MACHINE, NETWORK, block_size=0)
-    with pytest.raises(TypeError, match=r"step is GradCost|step is Cost|expected the StepCost"):
+    with pytest.raises(TypeError, match=r"expected the StepCost"):
         distributed_cost(step().forward, 2, MACHINE, NETWORK)
     with pytest.raises(ValueError, match="bandwidth is 0"):
         Network(0)

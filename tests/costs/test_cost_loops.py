@@ -139,7 +139,7 @@ def test_loops_that_never_run_cost_nothing():
 
 
 def test_trip_counts_are_checked():
-    with pytest.raises(ValueError, match=r"names the loop 'wile', .* loops \['first/while', "):
+    with pytest.raises(ValueError, match=r"the unknown key 'wile', .* loops: \['first/while', "):
         cost(two_loops, trip_counts={"wile": 3})(X)
     with pytest.raises(ValueError, match=r"trip_counts of 'while' is -1, expected an integer >= 0"):
         cost(two_loops, trip_counts={"while": -1})

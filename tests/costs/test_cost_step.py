@@ -159,7 +159,7 @@ def test_loops_of_loss_and_optimizer_get_their_trip_counts():
     assert s.update.matmul_flops == 3 * 2 * 2 * 32**3
     assert s.exact
     assert not step_cost(chain, halving())(WS[:1], X).exact
-    with pytest.raises(ValueError, match=r"names the loop 'nope', .* loops \['while'\]"):
+    with pytest.raises(ValueError, match=r"has the unknown key 'nope', .* loops: \['while'\]"):
         step_cost(chain, halving(), trip_counts={"nope": 1})(WS[:1], X)
 
 

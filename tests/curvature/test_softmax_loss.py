@@ -114,5 +114,5 @@ def test_a_language_model_needs_no_eigenvalue_problem():
 
     assert not _eigenproblems(jax.make_jaxpr(step)(params, batch).jaxpr)
     exact = KroneckerModel(KroneckerSpec(model, loss, None), params, batch)
-    with pytest.raises(ValueError, match="mixes 700 outputs"):
+    with pytest.raises(ValueError, match="couples 700 outputs"):
         jax.eval_shape(lambda: exact.factors(exact.outputs(params), jax.random.key(0)))

@@ -126,7 +126,7 @@ BAD = [
     ({"nan_policy": "propagate"}, "nan_policy = 'propagate', expected None"),
     ({"nan_policy": "raise", "ydata": HOLE}, "contain 1 points that are NaN"),
     ({"method": "newton"}, "method = 'newton', expected None, 'lm'"),
-    ({"method": "lm", "bounds": (0, 1)}, "method = 'lm' with bounds"),
+    ({"method": "lm", "bounds": (0, 1)}, "got bounds with method = 'lm'"),
     ({"bounds": ([0, 0], [1, 1])}, r"expected \(3,\), one number for each param"),
     ({"bounds": (0, 1), "p0": [2.0, 0.5, 0.5]}, r"starts at 2\.0, outside its bounds"),
     ({"bounds": [(0, 2), (0, 3), (0, 1)]}, r"expected a pair.* tuple\(zip\(\*bounds\)\)"),

@@ -300,11 +300,11 @@ def test_a_tuple_or_an_object_as_positions():
 
 
 def test_first_mistakes_are_named():
-    with pytest.raises(ValueError, match="f returned one number for 30 ydata"):
+    with pytest.raises(ValueError, match="f returned one number for 30 values of ydata"):
         fnopt.curve_fit(lambda x, a, b: jnp.sum(a * x + b), X, Y)
     with pytest.raises(TypeError, match=r"f is float32\[30\], expected a function f\(x, a, b"):
         fnopt.curve_fit(jnp.asarray(X, jnp.float32), Y, curve)
-    with pytest.raises(ValueError, match=r"isn't below its upper bound.*tuple\(zip\(\*bounds\)\)"):
+    with pytest.raises(ValueError, match=r"is not below its upper bound.*tuple\(zip\(\*bounds\)\)"):
         fnopt.curve_fit(lambda x, a, b: a + b * x, X, Y, [1.0, 1.0], bounds=[(0, 10), (0, 10)])
 
 

@@ -91,7 +91,9 @@ def test_a_loss_that_is_no_real_scalar(name, output, text):
 
 
 def test_has_aux_without_aux(name):
-    with pytest.raises(TypeError, match=r"the loss returned .*, has_aux=True expects .*\(value, a"):
+    with pytest.raises(
+        TypeError, match=r"the loss returned .*, expected a pair \(value, aux\), because has_aux"
+    ):
         call(name, loss, W, X, has_aux=True)
 
 
@@ -143,7 +145,7 @@ def test_complex_weights():
 
 
 def test_positions():
-    with pytest.raises(TypeError, match="no batch among the 1 positional arguments"):
+    with pytest.raises(TypeError, match="got 1 positional arguments and no batch"):
         per_example_grads(loss)(W)
     with pytest.raises(TypeError, match=r"2 positional arguments, expected .*, weights"):
         weighted_grad(loss)(W, X)
@@ -159,7 +161,7 @@ def test_positions():
         per_example_grads(loss, batch_argnums=5)(W, X)
     with pytest.raises(ValueError, match="argument 1 is in argnums and in batch_argnums"):
         per_example_grads(loss, argnums=1, batch_argnums=1)(W, X)
-    with pytest.raises(ValueError, match="which names an argument twice"):
+    with pytest.raises(ValueError, match="which contains an argument twice"):
         per_example_grads(loss, argnums=(0, -2))(W, X)
 
 
@@ -184,7 +186,7 @@ def test_methods(name):
         ValueError, match="'gost', expected one of 'auto', 'vmap', 'chunked', 'ghost'"
     ):
         BUILD[name](loss, method="gost")
-    with pytest.raises(ValueError, match=r"method='vmap' takes the whole batch.*chunk_size is 2"):
+    with pytest.raises(ValueError, match=r"chunk_size = 2 with method = 'vmap'"):
         BUILD[name](loss, method="vmap", chunk_size=2)
 
 
@@ -221,5 +223,5 @@ def test_rules():
 
 @pytest.mark.parametrize("where", [True, jnp.ones(3), jnp.ones(2, jnp.bool_)], ids=repr)
 def test_where(where):
-    with pytest.raises(ValueError, match=r"where is .*, expected bool\[3\]"):
+    with pytest.raises(ValueError, match=r"`where` is .*, expected bool\[3\]"):
         clipped_grad(loss, 1.0)(W, X, where=where)

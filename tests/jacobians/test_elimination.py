@@ -41,7 +41,7 @@ def test_points_are_eliminated_and_cameras_left_however_they_are_laid_out(one_le
     assert plan.left == 80
     assert str(plan).splitlines()[1:3] == [
         "  first: 400 groups of 3",
-        "  left: 80 unknowns, dense Cholesky",
+        "  remaining: 80 unknowns, dense Cholesky",
     ]
 
 
@@ -92,7 +92,7 @@ def test_the_cost_of_a_sparse_factor_counts_its_entries(monkeypatch):
     L = dense_factor(rows, ends, plan.order)
     assert plan.entries == np.count_nonzero(L)
     assert plan.widest == np.max(np.count_nonzero(L, axis=0))
-    assert "left: 60 unknowns, sparse Cholesky on the host" in str(plan)
+    assert "remaining: 60 unknowns, sparse Cholesky on the host" in str(plan)
     natural = dense_factor(rows, ends, np.arange(60))
     assert plan.entries < np.count_nonzero(natural)
 

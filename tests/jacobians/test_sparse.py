@@ -220,7 +220,7 @@ BAD = [
     (
         lambda: sparse_jacobian(chain, band(9))(X[:5]),
         ValueError,
-        "entries from 0 to 8, expected 0 to 4 for 5 outputs",
+        "indices from 0 to 8, expected 0 to 4 for 5 outputs",
     ),
     (
         lambda: fnopt.least_squares(lambda x: chain(x)[:3], X, jac=sparse_jacobian(chain, DENSE)),

@@ -191,9 +191,9 @@ def test_a_mixed_tree_keeps_bounds_ties_and_held_points():
     assert least.params["s"] == 1.8
     np.testing.assert_allclose(least.params["R"].value, ROTATIONS[0], atol=1e-5)
     for options, message in [
-        ({"bounds": (0.0, None)}, "R/value' has bounds and is on SO3, expected no bounds"),
-        ({"bounds": (None, 0.5)}, "R/value' has bounds and is on SO3, expected no bounds"),
-        ({"constraints": {"R": fnopt.positive()}}, "R/value' is on SO3 and is positive()"),
+        ({"bounds": (0.0, None)}, "R/value' is on the manifold SO3 and has bounds, expected no"),
+        ({"bounds": (None, 0.5)}, "R/value' is on the manifold SO3 and has bounds, expected no"),
+        ({"constraints": {"R": fnopt.positive()}}, "SO3 and has the constraint positive()"),
         ({"starts": 3}, "starts = 3 with params on manifolds"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -96,7 +96,7 @@ def test_many_layers_still_show_the_sick_one():
 def test_wrong_use(monkeypatch):
     with pytest.raises(ValueError, match=r"stat is 'rms', expected one of \['norm'\]"):
         plot_gradient_flow(history(), stat="rms")
-    with pytest.raises(ValueError, match=r"patterns \['tail'\], expected patterns that"):
+    with pytest.raises(ValueError, match=r"patterns \['tail'\] in order match no name"):
         plot_gradient_flow(history(), order=["tail"])
     with pytest.raises(ValueError, match="the history is empty"):
         plot_gradient_flow(History(("w",), np.zeros(0), {"norm": np.zeros((0, 1))}))

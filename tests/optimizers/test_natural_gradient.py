@@ -318,5 +318,5 @@ def test_refuses_what_it_cannot_do():
         tried(net, softmax, params={"w": jnp.ones((4, 5), jnp.int32)})
     with pytest.raises(ValueError, match="batch is empty"):
         tried(net, softmax, batch=jax.tree.map(lambda x: x[:0], examples))
-    with pytest.raises(ValueError, match="mixes 600 outputs"):
+    with pytest.raises(ValueError, match="couples 600 outputs"):
         tried(lambda p, e: jnp.tile(net(p, e), 200), lambda f, e: jax.nn.logsumexp(f))

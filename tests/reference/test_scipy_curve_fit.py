@@ -135,11 +135,11 @@ BAD = [
     ({"xdata": [], "ydata": []}, ValueError, r"ydata are empty"),
     ({"ydata": np.where(X > 3, np.nan, Y)}, ValueError, r"ydata contain 13 NaN or infinite"),
     ({"xdata": np.where(X > 3, np.inf, X)}, ValueError, r"xdata contain 13 NaN or infinite"),
-    ({"sigma": SIGMA[:4]}, ValueError, r"sigma has shape \(4,\), expected \(\), \(50,\)"),
+    ({"sigma": SIGMA[:4]}, ValueError, r"sigma has shape \(4,\), expected shape \(\) or \(50,\)"),
     (
         {"sigma": -SIGMA},
         ValueError,
-        r"sigma\[0\] is -\d.*, expected standard dev",
+        r"sigma\[0\] is -\d.*, expected a standard dev",
     ),
     ({"sigma": -MATRIX}, ValueError, r"matrix sigma is not positive definite"),
     ({"maxfev": 1e4}, TypeError, r"maxfev is 10000.0, expected an int"),
@@ -151,7 +151,7 @@ BAD = [
     (
         {"f": lambda x, a: a * x[:, None]},
         ValueError,
-        r"f returned shape .*Ravel the values and ydata",
+        r"f returned shape .*Ravel both the returned array and ydata",
     ),
     ({"xdata": np.arange(50).astype("M8[s]")}, TypeError, r"xdata are datetime64.*timedelta64"),
     ({"xdata": ["one"] * 50}, TypeError, r"xdata contain entries that aren't numbers .*'one'"),
@@ -262,13 +262,11 @@ def test_keywords_of_its_solvers(capsys):
     popt, _ = curve_fit(Model(), X, LINE, method="trf", ftol=1e-9, max_nfev=50, **options)
     np.testing.assert_allclose(popt, wanted, rtol=1e-5)
     assert "least squares: converged" in capsys.readouterr().out
-    with pytest.raises(
-        ValueError, match=r"args is not supported, expected no args\. Bind the arguments"
-    ):
+    with pytest.raises(ValueError, match=r"`args` isn't supported\. Bind the arguments"):
         curve_fit(Model(), X, LINE, args=(1,))
     with pytest.raises(TypeError, match=r"unexpected keyword 'tolerance'\. Expected"):
         curve_fit(Model(), X, LINE, tolerance=1)
-    with pytest.raises(ValueError, match="col_deriv = True, expected 0, and jac"):
+    with pytest.raises(ValueError, match="col_deriv = True, expected 0 and a jac"):
         curve_fit(Model(), X, LINE, col_deriv=True)
     infinite = np.full(2, np.inf)
     curve_fit(Model(), X, LINE, method="lm", bounds=(-infinite, infinite))

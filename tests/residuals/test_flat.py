@@ -47,7 +47,7 @@ def test_mixed_dtypes_meet_in_the_widest(x64):
 BAD = [
     (3.0, 1.0, TypeError, r"residual_fn is 3.0, a float, expected a function of the params"),
     (jnp.ones(2), 1.0, TypeError, r"residual_fn is an array, float32\[2\]"),
-    ([], 1.0, TypeError, r"a list of nothing"),
+    ([], 1.0, TypeError, "an empty list"),
     ([lambda p: p, 2], 1.0, TypeError, r"a list of function, int"),
     (lambda p: None, 1.0, TypeError, r"returned None.*Is there a return statement"),
     (lambda p: jnp.arange(3), 1.0, TypeError, r"the only leaf of the outputs is int32\[3\]"),

@@ -77,7 +77,7 @@ CIRCLES = {
 
 @pytest.mark.parametrize("circle", CIRCLES)
 def test_ties_in_a_circle_are_named(circle):
-    with pytest.raises(ValueError, match=rf"form a cycle \({circle}\), expected none"):
+    with pytest.raises(ValueError, match=rf"form a cycle \({circle}\), expected no cycle"):
         tree_of(*CIRCLES[circle])
 
 
@@ -106,7 +106,7 @@ BAD_BOUNDS = [
     (3.0, TypeError, r"bounds = 3.0, expected a pair \(lower, upper\)"),
     ((2.0, 1.0), ValueError, "bounds of leaf 'base' are crossed: lower 2.0 and upper 1.0"),
     ((None, {"base": 0.0, "peak": 9.0}), ValueError, r"leaf 'base' starts at 0.25, outside"),
-    (({"bas": 0.0}, None), ValueError, r"have the leaves \['bas'\], expected one"),
+    (({"bas": 0.0}, None), ValueError, r"has the leaves \['bas'\], expected a single"),
 ]
 
 

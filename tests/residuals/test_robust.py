@@ -157,7 +157,7 @@ BAD = [
     (huber, TypeError, "Did you forget to call it"),
     (3.0, TypeError, "loss = 3.0, expected a robust loss such as"),
     ("squared", ValueError, "loss = 'squared', expected one of"),
-    ([huber()] * 3, ValueError, "loss have the leaves"),
+    ([huber()] * 3, ValueError, "`loss` has the leaves"),
 ]
 
 

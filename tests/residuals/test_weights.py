@@ -49,12 +49,12 @@ def test_a_covariance_matrix_whitens():
 
 
 BAD = [
-    ({"sigma": 1.0, "weights": 1.0}, "both given"),
-    ({"sigma": {"a": 0.0, "b": 1.0}}, r"sigma for leaf 'a'\[0\] is 0.0, expected standard"),
+    ({"sigma": 1.0, "weights": 1.0}, "got both sigma and weights"),
+    ({"sigma": {"a": 0.0, "b": 1.0}}, r"sigma for leaf 'a'\[0\] is 0.0, expected a standard"),
     ({"weights": {"a": -1.0, "b": 1.0}}, r"weights for leaf 'a'\[0\] is -1.0"),
-    ({"sigma": {"a": np.ones(3), "b": 1.0}}, r"leaf 'a' have shape \(3,\), expected \(2,\)"),
+    ({"sigma": {"a": np.ones(3), "b": 1.0}}, r"leaf 'a': got shape \(3,\), expected \(2,\)"),
     ({"sigma": {"a": -np.eye(2), "b": 1.0}}, "leaf 'a' is not positive definite"),
-    ({"sigma": {"c": 1.0}}, "sigma have the leaves"),
+    ({"sigma": {"c": 1.0}}, "`sigma` has the leaves"),
 ]
 
 

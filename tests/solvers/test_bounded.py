@@ -180,7 +180,7 @@ def test_bounds_beside_a_tied_param_in_and_out_of_jit():
 def test_bounds_are_checked_before_anything_is_traced():
     with pytest.raises(ValueError, match=r"starts at 2\.0, outside its bounds"):
         fnopt.least_squares(lambda p: p, jnp.asarray(2.0), bounds=(0.0, 1.0))
-    with pytest.raises(ValueError, match="leaf 'a' has bounds and is positive"):
+    with pytest.raises(ValueError, match="leaf 'a' has both bounds and the constraint positive"):
         fnopt.least_squares(
             lambda p: p["a"], {"a": 1.0}, bounds=(0.5, 2.0), constraints={"a": fnopt.positive()}
         )

@@ -90,7 +90,7 @@ def test_a_fit_with_a_function_as_its_loss():
 def test_a_loss_of_another_shape_is_named():
     with pytest.raises(ValueError, match=r"returned shape \(\) for z of shape \(12,\), expected"):
         fnopt.least_squares(decay, START, loss=lambda z: jnp.sum(z))
-    with pytest.raises(ValueError, match="expected the name of a loss"):
+    with pytest.raises(ValueError, match="expected loss to be a name or a function"):
         fnopt.least_squares(decay, START, loss=huber(), f_scale=0.1)
 
 
@@ -219,7 +219,7 @@ WRONG = [
     ({"kwargs": 1}, TypeError, "kwargs = 1, expected a dict"),
     ({"verbos": 1}, TypeError, "unexpected keyword 'verbos'. Expected a documented one, or"),
     ({"method": "newton"}, ValueError, "method = 'newton', expected one of"),
-    ({"method": "lm", "bounds": (0, 9)}, ValueError, "'lm' with bounds"),
+    ({"method": "lm", "bounds": (0, 9)}, ValueError, "got bounds with method = 'lm'"),
     ({"verbose": 3}, ValueError, "verbose = 3, expected 0, 1"),
     ({"max_nfev": 0}, ValueError, "max_nfev is 0, expected at least 1"),
 ]
@@ -232,7 +232,7 @@ def test_wrong_keywords_are_refused_by_name(options, error, text):
 
 
 def test_scipy_s_lm_refuses_fewer_residuals_than_params():
-    with pytest.raises(ValueError, match=r"fewer residuals than params \(1 < 2\)"):
+    with pytest.raises(ValueError, match=r"got 1 residuals for 2 params"):
         fnopt.least_squares(lambda p: p[0] * p[1] - 1, jnp.ones(2), method="lm")
     one = fnopt.least_squares(lambda p: p[0] * p[1] - 1, 2 * jnp.ones(2))
     assert bool(one.converged)

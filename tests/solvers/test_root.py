@@ -192,7 +192,11 @@ def test_a_call_written_for_scipy():
         ({"jac": True}, TypeError, "returns the equations alone"),
         ({"jac": len}, TypeError, "jax.custom_jvp"),
         ({"x0": 1.0}, TypeError, "Rename it to params"),
-        ({"bracket": (0, 2)}, TypeError, "Pass its midpoint as params; only scipy.optimize.brentq"),
+        (
+            {"bracket": (0, 2)},
+            TypeError,
+            "Pass the midpoint as params, or use scipy",
+        ),
         ({"options": {"fatol": 1}}, TypeError, "unexpected option 'fatol'"),
         ({"tolerance": 1}, TypeError, "SciPy's method, jac, options"),
     ],

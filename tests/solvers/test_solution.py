@@ -92,7 +92,7 @@ def test_as_many_equations_as_params_determine_them_without_errors():
 
 def test_one_residual_is_asked_about():
     s = fnopt.least_squares(lambda p: jnp.sum(p**2) + 1, jnp.ones(3), max_steps=2)
-    assert "one residual: if it is a loss, use fnopt.minimize" in str(s)
+    assert "one residual; for a scalar loss use fnopt.minimize" in str(s)
 
 
 def test_params_that_are_nearly_the_same_are_not_given_absurd_errors():

@@ -216,12 +216,14 @@ def test_cotangents_need_a_scalar():
         capture(lambda x: tap("x", x), cotangents=True)(X)
     with pytest.raises(TypeError, match="Pass has_aux=True if it returns"):
         capture(lambda x: (jnp.sum(tap("x", x)), x), cotangents=True)(X)
-    with pytest.raises(TypeError, match="has_aux=True expects the function to return"):
+    with pytest.raises(TypeError, match=r"expected a pair \(loss, aux\), because has_aux=True"):
         capture(lambda x: jnp.sum(tap("x", x)), cotangents=True, has_aux=True)(X)
 
 
 def test_arguments_to_differentiate_are_checked():
     with pytest.raises(TypeError, match=r"capture: argument 0, the only leaf is int32\[3\]"):
         capture(lambda n: tap("x", 1.0 * n.sum()), argnums=0)(jnp.arange(3))
-    with pytest.raises(ValueError, match="argnums has 2, expected indices of the 1 positional"):
+    with pytest.raises(
+        ValueError, match="argnums contains 2, expected indices of the 1 positional"
+    ):
         capture(lambda n: tap("x", n.sum()), argnums=2)(X)

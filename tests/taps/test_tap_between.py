@@ -118,7 +118,7 @@ def test_errors():
         jacobian_between(model, 0, mode="fast")
     with pytest.raises(ValueError, match=r"grad_between: no node is called 'score'.*Did you mean"):
         grad_between(model, 0, "score")(PARAMS, X)
-    with pytest.raises(ValueError, match="argnums has 5"):
+    with pytest.raises(ValueError, match="argnums contains 5"):
         jacobian_between(model, 5, "scores")(PARAMS, X)
     with pytest.raises(ValueError, match=r"'ints' has no cotangent: it is int32"):
         jacobian_between(lambda x: tap("ints", jnp.arange(2)), "ints")(X)

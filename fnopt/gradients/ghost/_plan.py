@@ -106,7 +106,7 @@ def _form(loss: LossSites, sites: Sequence[Site]) -> tuple[str, FactorLayout | N
     if any(site.kind == "direct" for site in sites):
         return "params", None, "its gradient is hardly larger than its factors"
     if any(max(site.eqn.params.get("lhs_dilation", ()), default=1) > 1 for site in sites):
-        return "params", None, "its window covers mostly zeros between entries"
+        return "params", None, "its convolution has a dilated input, which is mostly zeros"
     layouts = [stacked_layout(site, loss.lengths) for site in sites]
     if len({layout.key for layout in layouts}) > 1:
         return "params", None, "used in several shapes"

@@ -55,8 +55,8 @@ class GhostReport(NamedTuple):
         head = ("param", "shape", "rule", "enters by", "why")
         table = [(p.name, str(p.shape), p.rule, ", ".join(p.enters), p.why) for p in self.params]
         last = (
-            f"{100 * self.coverage:.1f} % of the params without vmap; one example stores "
-            f"{self.bytes_per_example} bytes, its gradient would take {self.gradient_bytes}"
+            f"{100 * self.coverage:.1f} % of the params without vmap; stored per example: "
+            f"{self.bytes_per_example} bytes (a gradient: {self.gradient_bytes} bytes)"
         )
         return "\n".join([*table_lines([head, *table]), last])
 

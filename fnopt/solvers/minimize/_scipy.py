@@ -108,7 +108,8 @@ def with_scipy_options(
     if "maxcor" in read:
         if method != "auto" and not (isinstance(method, str) and method_by_name(method) is lbfgsb):
             raise TypeError(
-                f"minimize: maxcor with method = {method!r}, expected 'lbfgsb'. Leave maxcor out."
+                f"minimize: got maxcor with method = {method!r}, expected method = 'lbfgsb'. "
+                "Leave maxcor out, or pass this method."
             )
         method = lbfgsb(read["maxcor"])
     check_tolerance(read.get("tol"), "tol", "minimize")
@@ -139,8 +140,8 @@ def lower_and_upper(bounds: Any) -> Any:
     if len(bounds) == 2 and kinds != (list, tuple) and not has_none:
         raise ValueError(
             f"minimize: bounds = {bounds!r} are ambiguous, expected a list of tuples or a tuple of "
-            f"lists. For pairs (low, high) pass {list(map(tuple, bounds))}, for (lower, upper) "
-            f"{tuple(map(list, bounds))}."
+            f"lists. Pass {list(map(tuple, bounds))} for one pair (low, high) per param, or "
+            f"{tuple(map(list, bounds))} for (lower, upper)."
         )
     sides = []
     for side, infinite in zip(zip(*bounds, strict=True), (-jnp.inf, jnp.inf), strict=True):

@@ -138,8 +138,8 @@ def run_in_available_mode(
     lacks = f"{caller}: {fn} contains a custom_vjp, so it has no forward-mode derivative"
     if solver.linear_solver == "cg":
         raise TypeError(
-            f"{lacks}. Products with linear_solver='cg' need this derivative; expected 'auto', "
-            "'qr' or 'cholesky', which compute the Jacobian in reverse mode."
+            f"{lacks}. linear_solver = 'cg' needs this derivative, expected 'auto', 'qr' or "
+            "'cholesky', which compute the Jacobian in reverse mode."
         )
     names = {field.name for field in dataclasses.fields(solver)}
     change = {"jacobian": "reverse"} | ({"geodesic": False} if "geodesic" in names else {})

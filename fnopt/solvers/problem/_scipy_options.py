@@ -76,7 +76,8 @@ def with_scipy_options(
         )
     if method == "lm" and bounds is not None:
         raise ValueError(
-            "least_squares: method = 'lm' with bounds, expected no bounds. Leave the method out."
+            "least_squares: got bounds with method = 'lm', which doesn't support bounds. Leave "
+            "the argument `method` out."
         )
     if verbose not in (0, 1, 2):
         raise ValueError(
@@ -107,9 +108,9 @@ def check_overdetermined(
     m, n = (sum(np.size(leaf) for leaf in jax.tree.leaves(tree)) for tree in (residuals, params))
     if m < n:
         raise ValueError(
-            f"least_squares: method = 'lm' with fewer residuals than params ({m} < {n}), "
-            "expected at least as many residuals. Leave the method out to find one of the many "
-            "solutions."
+            f"least_squares: got {m} residuals for {n} params with method = 'lm', expected at "
+            "least as many residuals as params. Leave the argument `method` out to find one of "
+            "the many solutions."
         )
 
 
@@ -147,8 +148,8 @@ def _with_scale(loss: Any, scale: Any) -> Any:
         return loss
     if isinstance(loss, RobustLoss) or not callable(loss):
         raise ValueError(
-            f"least_squares: f_scale = {scale!r} with loss = {loss!r}, expected the name of a "
-            "loss, or a function. Leave f_scale out, and pass the scale to the loss."
+            f"least_squares: got f_scale = {scale!r} with loss = {loss!r}, expected loss to be a "
+            "name or a function. Leave f_scale out, and pass the scale to the loss."
         )
     return custom_loss(loss, scale)
 

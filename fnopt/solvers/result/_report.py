@@ -64,7 +64,7 @@ def report(
         chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if m == 1 and fitted_count(solution) > 1:
-        lines.insert(1, "  one residual: if it is a loss, use fnopt.minimize")
+        lines.insert(1, "  the function returns one residual; for a scalar loss use fnopt.minimize")
     return "\n".join([*lines, *more, *_param_lines(solution, names, absolute_sigma)])
 
 

@@ -94,7 +94,7 @@ def residual_report(solution: Any, count: int) -> ResidualReport:
     if isinstance(solution.status, Tracer) or jnp.ndim(solution.status):
         kind = "traced" if isinstance(solution.status, Tracer) else "of a batch of problems"
         raise TypeError(
-            f"{where()}residual_report: the solution is {kind}, expected arrays of one problem. "
+            f"{where()}residual_report: the solution is {kind}, expected one concrete solution. "
             "Call residual_report outside jit, with one solution of a batch: "
             "jax.tree.map(lambda x: x[i], solutions)."
         )

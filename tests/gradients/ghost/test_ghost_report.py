@@ -78,7 +78,7 @@ def test_it_prints_a_table():
     assert lines[1].startswith("h/0")
     assert "(6, 6)" in lines[1]
     assert "dot_general" in lines[1]
-    assert lines[-1].startswith("100.0 % of the params without vmap; one example stores ")
+    assert lines[-1].startswith("100.0 % of the params without vmap; stored per example: ")
 
 
 def test_bytes():

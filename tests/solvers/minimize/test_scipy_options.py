@@ -85,7 +85,7 @@ def test_a_call_written_for_scipy():
             {"constraints": [{"type": "ineq", "fun": len}]},
             r"constraint of .* is .* expected .*tied",
         ),
-        ({"options": {"maxcor": 3}, "method": "bfgs"}, "maxcor with method = 'bfgs', expected"),
+        ({"options": {"maxcor": 3}, "method": "bfgs"}, "got maxcor with method = 'bfgs', expected"),
     ],
 )
 def test_what_isnt_understood_is_named(keywords, text):

@@ -224,8 +224,7 @@ def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: An
         # graphlib lists each leaf before the leaves that need it.
         cycle = " needs ".join(repr(pairs[i][0]) for i in reversed(error.args[1]))
         raise ValueError(
-            f"{where()}tied params form a cycle ({cycle}), expected no cycle. Make one of these "
-            "params free."
+            f"{where()}tied params form a cycle ({cycle}), expected no cycle. Untie one param."
         ) from None
 
 

@@ -33,7 +33,8 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
     if u is None or p is None:
         if p is None and u is not None:
             raise ValueError(
-                f"{where()}apply_updates: {name()} is None, but has an update, expected None."
+                f"{where()}apply_updates: {name()} of params is None, but its update isn't, "
+                "expected None as the update."
             )
         return p
     for what, x in (("param", p), ("update", u)):
@@ -48,7 +49,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
     if shape_of(p) != shape_of(u):
         raise ValueError(
             f"{where()}apply_updates: {name()}: params have shape {jnp.shape(p)}, updates "
-            f"have shape {jnp.shape(u)}, expected the same. {_HINT}"
+            f"have shape {jnp.shape(u)}, expected equal shapes. {_HINT}"
         )
     if _is_plain(p) and _is_plain(u) and p.dtype == u.dtype:
         # The operator `+` calls a jitted `jnp` function, which would be traced for every leaf.
@@ -85,7 +86,7 @@ def _add_integers(name: Callable[[], str], p: Any, u: Any) -> Any:
     if is_inexact(u):
         raise TypeError(
             f"{where()}apply_updates: {name()}: params are {jnp.result_type(p)}, updates are "
-            f"{jnp.result_type(u)}, expected integers. Freeze such leaves with fnopt.freeze."
+            f"{jnp.result_type(u)}, expected integer updates. Freeze such leaves with fnopt.freeze."
         )
     return jnp.asarray(p) + jnp.asarray(u).astype(jnp.result_type(p))
 
@@ -127,8 +128,8 @@ def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
     """Error message for updates that differ from params in structure."""
     if is_pair_with(updates, 0, treedef):
         return (
-            "updates are the pair (updates, state) that update returned, expected its first "
-            "element: updates, state = tx.update(...)."
+            "the argument `updates` is the pair (updates, state) that tx.update returned, expected "
+            "the first element of the pair. Write updates, state = tx.update(...)."
         )
     update_names, param_names = (
         [name for name, _ in leaves_with_names(tree, is_leaf=_is_leaf)[0]]
@@ -136,9 +137,10 @@ def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
     )
     paths_text = differences(update_names, param_names, "updates", "params")
     treedefs_text = (
-        f"params are {treedef}, updates are {jax.tree.structure(updates, is_leaf=_is_leaf)}"
+        f"params have the structure {treedef}, updates have the structure "
+        f"{jax.tree.structure(updates, is_leaf=_is_leaf)}"
     )
-    return f"{paths_text or treedefs_text}, expected the same tree. {_HINT}"
+    return f"{paths_text or treedefs_text}, expected equal structures. {_HINT}"
 
 
 def is_pair_with(x: Any, i: int, treedef: Any) -> bool:

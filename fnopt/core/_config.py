@@ -153,7 +153,9 @@ def _decode(x: Any) -> Any:
             return function
         case {"type": str(name), **fields}:
             return _build(name, fields)
-    raise ValueError(f"from_config: {x!r} has no 'type', expected one, as to_config returns it.")
+    raise ValueError(
+        f"from_config: {x!r} has no key 'type', expected a dict as to_config returns it."
+    )
 
 
 def _build(name: str, config: dict[str, Any]) -> Any:

@@ -67,7 +67,7 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
         if jnp.shape(a) != jnp.shape(b):
             raise ValueError(
                 f"{where()}{leaf_text(path)}: {what} have shape {jnp.shape(a)}, "
-                f"{other_what} have shape {jnp.shape(b)}, expected the same. {_WRT_HINT}"
+                f"{other_what} have shape {jnp.shape(b)}, expected equal shapes. {_WRT_HINT}"
             )
 
 
@@ -102,13 +102,13 @@ def _structure_message(
     text = f"{where()}the tree of {what} does not match the tree of {other_what}: "
     paths_text = differences(names, other_names, what, other_what)
     if not leaves:
-        paths_text = f"{what} have no array, every leaf is None or missing"
+        paths_text = f"{what} contain no arrays, because every leaf is None or missing"
     # Equal paths in different containers: only the treedefs show the difference.
-    treedefs_text = f"{what} are {treedef}, {other_what} are {other_treedef}"
+    treedefs_text = f"{what} have the structure {treedef}, {other_what} have {other_treedef}"
     all_arrays = all(is_array_like(x) for _, x in (*leaves, *other_leaves))
     hint = f"Remove leaves that aren't arrays (Equinox: {EQUINOX_FILTER})."
     hint = _WRT_HINT if all_arrays else hint
-    return f"{text}{paths_text or treedefs_text}; expected the same tree. {hint}"
+    return f"{text}{paths_text or treedefs_text}; expected equal structures. {hint}"
 
 
 def map_leaves(
@@ -239,9 +239,9 @@ def floating_leaves(params: Any) -> Any:
     if not others:
         return params
     warnings.warn(
-        f"{where()}{names_text(others)} of the params aren't floating arrays. These leaves have no "
-        "state and don't change, so None is expected as their gradient. Filter the params to "
-        "suppress this warning.",
+        f"{where()}the leaves {names_text(others)} of the params aren't floating arrays. These "
+        "leaves have no state and don't change, so None is expected as their gradient. Filter the "
+        "params to suppress this warning.",
         stacklevel=4,
     )
     return jax.tree.map(lambda p: p if is_inexact(p) else None, params)

@@ -101,7 +101,7 @@ def first_slot(tx: Any, name: str, params: Any) -> Any:
     if name not in declared_slots(tx.State):
         raise NotImplementedError(
             f"{where()}the field {name!r} of {tx.State.__name__} isn't a Slot, expected "
-            "one, or a method init(self, params) that returns the first state."
+            "a Slot, or a method init(self, params) that returns the initial state."
         )
     dtype = getattr(tx, tx.storage.get(name, f"{name}_dtype"), None)
     fill = tx.fill.get(name, 0.0)
@@ -203,9 +203,10 @@ def abstract_to_zeros(init: Callable[[Any], Any], params: Any, caller: str = "")
     names = _leaves_from_values(init, params)
     if names:
         raise ValueError(
-            f"{caller}{where()}the state's {names_text(names)} begin with values of the "
-            "params, but the params are jax.ShapeDtypeStruct, expected arrays. Pass the params as "
-            "arrays, or call jax.eval_shape(tx.init, params) for the shapes of the state."
+            f"{caller}{where()}the initial values of the slots {names_text(names)} are the values "
+            "of the params, but the params are jax.ShapeDtypeStruct, expected arrays. Pass the "
+            "params as arrays, or call jax.eval_shape(tx.init, params) for the shapes of the "
+            "state."
         )
     return jax.tree.map(
         lambda p: jnp.zeros(p.shape, p.dtype, device=p.sharding) if is_abstract(p) else p, params

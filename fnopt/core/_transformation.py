@@ -239,7 +239,7 @@ def check_state(tx: Transformation, state: Any) -> None:
 
 def _describe_state(state: Any, expected: type) -> str:
     if isinstance(state, tuple) and not hasattr(state, "_fields"):
-        return f"a tuple of {len(state)}, expected {expected.__name__}"
+        return f"a tuple of length {len(state)}, expected {expected.__name__}"
     cls, expected_name = type(state), expected.__name__
     library = cls.__module__.partition(".")[0]
     # Other libraries use the same class names, so a class of the same name needs its library.

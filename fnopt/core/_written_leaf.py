@@ -18,9 +18,9 @@ class LeafNumbers(SimpleNamespace):
         if name.startswith("__"):  # JAX and Python probe special names, such as `__jax_array__`
             raise AttributeError(name)
         raise AttributeError(
-            f"{where()}the argument h of leaf and scalars has no {name!r}, expected one of "
-            f"{names_text(sorted(vars(self)))}, the numeric fields of the class and the results of "
-            "scalars(h, t). Read flags and functions from self.",
+            f"{where()}the argument `h` of `leaf` and `scalars` has no attribute {name!r}, "
+            f"expected one of {names_text(sorted(vars(self)))}: the numeric fields of the class "
+            "and the results of scalars(h, t). Read flags and functions from self.",
             name=name,
             obj=self,
         )
@@ -62,7 +62,7 @@ def check_leaf_result(owner: str, out: Any, slots: tuple[str, ...], g: Any, old:
             reference = "the gradient" if what == "update" else "the previous slot"
             raise ValueError(
                 f"{where()}{owner}.leaf returned {_text(new)} as the {what} of a leaf of shape "
-                f"{jnp.shape(g)}, expected {_text(was)}, as {reference}."
+                f"{jnp.shape(g)}, expected {_text(was)} like {reference}."
             )
     return returned
 

@@ -86,8 +86,9 @@ def _quantized_members(
     if isinstance(tx, quantized_state):
         if any(isinstance(member.tx, sharded) for member in tx.members()):
             raise ValueError(
-                "got quantized_state around sharded, whose blocks differ between devices; expected "
-                "sharded(quantized_state(...), axis). Put quantized_state inside sharded."
+                "got quantized_state(sharded(...)), which quantizes different blocks on each "
+                "device; expected sharded(quantized_state(...), axis). Put quantized_state inside "
+                "sharded."
             )
         yield wrapper, tx, state
     for member in tx.members(state):
@@ -248,9 +249,9 @@ def _recode_differing_blocks(
         if recode is None:
             raise ValueError(
                 f"{leaf_text(name)} of the state has {scales.size} scales for {codes.size} codes "
-                f"in shards and {all_scales.size} for {all_codes.size} in the whole leaf, expected "
-                "equal blocks. Pass requantize=True to quantize the leaf again, or pass "
-                "quantized_state a block_size that divides the shards."
+                f"in its shards, but {all_scales.size} scales for {all_codes.size} codes in the "
+                "whole leaf, expected equal blocks. Pass requantize=True to quantize the leaf "
+                "again, or pass quantized_state a block_size that divides the shards."
             )
     if not names or recode is None:
         return {}

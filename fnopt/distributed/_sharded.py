@@ -224,9 +224,9 @@ def _check_wrappers() -> None:
     for name in ("apply_if_finite", "skip_large_updates"):
         if name in where():
             raise ValueError(
-                f"{where()}got {name} around sharded, where devices with different gradients "
-                f"decide differently and deadlock; expected sharded({name}(...), axis). Put "
-                f"{name} inside sharded."
+                f"{where()}got {name}(sharded(...)), which deadlocks because each device decides "
+                f"by its own gradient; expected sharded({name}(...), axis). Put {name} inside "
+                "sharded."
             )
 
 
@@ -270,7 +270,7 @@ def _check_parts(state: Any, expected: Any, n: int) -> None:
         if jax.numpy.shape(x) != y.shape:
             raise ValueError(
                 f"{where()}{leaf_text(name)} of the state has shape {jax.numpy.shape(x)} on a "
-                f"device, expected {y.shape}, one of {n} shards. Convert a state of another number "
-                "of devices with fnopt.distributed.gather_state and scatter_state. Pass "
-                "jax.shard_map the specs of fnopt.distributed.state_sharding(tx, params)."
+                f"device, expected {y.shape}, the shape of one of {n} shards. Convert a state of "
+                "another number of devices with fnopt.distributed.gather_state and scatter_state. "
+                "Pass jax.shard_map the specs of fnopt.distributed.state_sharding(tx, params)."
             )

@@ -26,8 +26,9 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
         if not is_inexact(leaf):
             raise TypeError(
                 f"{name}: {path} is {type_text(leaf)}, which has no gradient; expected a floating "
-                "array. Split other leaves off (equinox.partition, flax.nnx.split) and close over "
-                "them, or choose the differentiated argument with argnums."
+                "array. Split off the leaves that aren't floating (equinox.partition, "
+                "flax.nnx.split) and close over them, or choose the differentiated argument with "
+                "argnums."
             )
 
 
@@ -57,7 +58,7 @@ def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> in
     sizes = {path: leaf.shape[0] for path, leaf in leaves}
     if len({*sizes.values()}) > 1:
         raise ValueError(
-            f"{name}: the leading axes of the batch disagree: "
+            f"{name}: the leading axes of the batch have different lengths: "
             f"{names_text([f'{path}: {size}' for path, size in sizes.items()])}. "
             "Expected one entry per example in every leaf."
         )
@@ -91,7 +92,7 @@ def check_returned(tree: Any, what: str) -> None:
         # NumPy arrays of objects, strings, dates (kinds O, S, U, M) have a dtype that JAX lacks.
         if not is_array or getattr(getattr(leaf, "dtype", None), "kind", "f") in "OSUM":
             raise TypeError(
-                f"{what} has {leaf!r:.60} as {leaf_text(path)}, expected arrays and numbers, "
+                f"{what}: {leaf_text(path)} is {leaf!r:.60}, expected an array or a number, "
                 "because the function is compiled. Add other values outside of the function."
             )
 

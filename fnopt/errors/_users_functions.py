@@ -67,7 +67,7 @@ def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> It
         argument = _ARGUMENT.search(str(error))
         if argument is not None:
             argument_name, function = argument.groups()
-            what = f"calls {function} without a number for its argument {argument_name}; pass one"
+            what = f"passes {function} an array as `{argument_name}`; pass a Python number"
         elif isinstance(error, jax.errors.TracerBoolConversionError):
             what = "branches in Python on the value of an array; write jnp.where(condition, a, b)"
         elif isinstance(error, jax.errors.NonConcreteBooleanIndexError):
@@ -178,10 +178,10 @@ def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> Non
                 leaf = f"{leaf_text(path)} of {what}" if path else what
                 raise ValueError(
                     f"{where()}{leaf} has the sharding {x.sharding}, {leaf_text(name)} of the "
-                    f"gradients has {reference.sharding} on other devices, expected the same. "
-                    "Move the state to the devices of the params with jax.device_put(state, "
-                    "fnopt.distributed.state_sharding(tx, params)), or to one device with "
-                    "jax.device_put(state, device)."
+                    f"gradients has {reference.sharding} on other devices, expected the devices "
+                    "of the gradients. Move the state to the devices of the params with "
+                    "jax.device_put(state, fnopt.distributed.state_sharding(tx, params)), or to "
+                    "one device with jax.device_put(state, device)."
                 ) from error
 
 

@@ -46,7 +46,7 @@ def _check_lengths(name: str, a: jax.Array, b: jax.Array, axis: Any) -> None:
     shapes = [(1,) * (ndim - x.ndim) + x.shape for x in (a, b)]
     if any(shapes[0][i] != shapes[1][i] for i in axes):
         raise ValueError(
-            f"{name}: predictions has shape {a.shape}, targets has shape {b.shape}, expected "
+            f"{name}: predictions have shape {a.shape}, targets have shape {b.shape}, expected "
             f"equal lengths along axis {axis}."
         )
 

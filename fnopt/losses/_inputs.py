@@ -43,7 +43,7 @@ def check_broadcast(name: str, **arrays: jax.Array | None) -> None:
         common_shape = None
     # Shapes [B] and [B, 1] would broadcast to a loss of shape [B, B] without an error.
     if common_shape not in shapes.values():
-        text = ", ".join(f"{k} has shape {s}" for k, s in shapes.items())
+        text = ", ".join(f"`{k}` has shape {s}" for k, s in shapes.items())
         raise ValueError(f"{name}: {text}, expected equal shapes, or a scalar.")
 
 

@@ -47,7 +47,7 @@ class Datasets(Model):
         unknown = sorted(set(self.shared) - set(self.model.names))
         if unknown:
             raise ValueError(
-                f"{where()}Datasets: shared = {unknown}, expected names of {self.model.names}."
+                f"{where()}Datasets: shared = {unknown}, expected some of {self.model.names}."
             )
 
     def _names_of(self, i: int) -> list[str]:

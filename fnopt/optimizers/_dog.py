@@ -37,8 +37,8 @@ def _init_step(init_step: Any) -> tuple[str, float]:
     pair = tuple(init_step) if isinstance(init_step, (tuple, list)) else ()
     if len(pair) != 2 or pair[0] not in _KINDS:
         raise ValueError(
-            f"{where()}scale_by_dog: init_step = {init_step!r}, expected a pair of one of {_KINDS} "
-            "and a number."
+            f"{where()}scale_by_dog: init_step = {init_step!r}, expected a pair (kind, number) "
+            f"with a kind of {_KINDS}."
         )
     return pair[0], float(pair[1])
 

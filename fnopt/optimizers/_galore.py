@@ -102,7 +102,7 @@ class scale_by_galore(Transformation):
         if reader is not None:
             raise ValueError(
                 f"{_NAME}: base_optimizer contains {reader._place}, which reads the "
-                "params, expected a function of the projected gradients alone, such as "
+                "params, expected an optimizer that reads only the projected gradients, such as "
                 "fnopt.scale_by_adam(). For weight decay, pass weight_decay to galore."
             )
         self._set("base_optimizer", inner)

@@ -108,8 +108,8 @@ def matrix_axes(
         unmatched = [pattern for pattern in changes or () if not rule.finds(pattern, paths)]
         if unmatched:
             raise ValueError(
-                f"matrix_axes: in changes, the patterns {names_text(unmatched)} match no leaf, "
-                f"expected patterns for the paths {names_text(paths)}."
+                f"matrix_axes: the patterns {names_text(unmatched)} of `changes` match no leaf, "
+                f"expected patterns that match some of the leaves {names_text(paths)}."
             )
         numbers = [
             n if n is None or x is True else dataclasses.replace(n, split=x) if x else None

@@ -94,8 +94,8 @@ def _as_numbers(x: Any) -> Any:
         return MatrixDimensionNumbers(x.reduction_axis, x.output_axis, getattr(x, "split", 1))
     raise TypeError(
         f"{where()}weight_dimension_numbers: {x!r} is a {type(x).__name__}, expected "
-        "fnopt.MatrixDimensionNumbers(rows, columns), True (a matrix if it has two axes) "
-        "or False or None (not a matrix)."
+        "fnopt.MatrixDimensionNumbers(rows, columns), True (a matrix if the leaf has two "
+        "axes), or False or None (not a matrix)."
     )
 
 

@@ -201,7 +201,8 @@ def _check_real(params: Any) -> None:
         if jnp.iscomplexobj(p):
             raise TypeError(
                 f"{where()}{leaf_text(path)} is {p.dtype}, expected a real matrix. Wrap the "
-                "optimizer in fnopt.split_real_and_imaginary, or use another optimizer here."
+                "optimizer in fnopt.split_real_and_imaginary, or use another optimizer "
+                "for this leaf."
             )
 
 

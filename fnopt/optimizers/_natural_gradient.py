@@ -31,8 +31,8 @@ def _functions(value: Any) -> Functions:
     for fn in functions if isinstance(functions, tuple) else (functions,):
         if not callable(fn):
             raise TypeError(
-                f"{_NAME}: a function is {type_text(fn)}, expected model_fn(params, example) and "
-                "loss_fn(outputs, example), or a sequence of each."
+                f"{_NAME}: got {type_text(fn)} as a function, expected model_fn(params, example) "
+                "and loss_fn(outputs, example), or a sequence of each."
             )
     return functions
 

@@ -127,8 +127,8 @@ def _pair_moments(
     """Pair the averaged moment of a leaf with the new moment."""
     if name not in input_moments:
         raise ValueError(
-            f"{where()}input_moments has entries for {', '.join(map(repr, input_moments))}, "
-            f"expected X^T X / N of the inputs of every kernel, also for {leaf_text(name)}."
+            f"{where()}input_moments has entries for {', '.join(map(repr, input_moments))}, but "
+            f"not for {leaf_text(name)}, expected X^T X / N of the inputs of every kernel."
         )
     M = jnp.asarray(input_moments[name])
     if len(slot) != 1 or M.size != slot[0].size or M.shape[-2:] != slot[0].shape[-2:]:

@@ -21,8 +21,7 @@ def _check_increasing(owner: str, boundaries: tuple[Any, ...]) -> None:
     steps = [b for b in boundaries if isinstance(b, float)]
     if any(b < 0 for b in steps) or any(b <= a for a, b in pairwise(steps)):
         raise ValueError(
-            f"{where()}{owner}: the boundaries are {steps}, expected step counts that are "
-            "not negative and increase."
+            f"{where()}{owner}: the boundaries are {steps}, expected increasing step counts >= 0."
         )
 
 

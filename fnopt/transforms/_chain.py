@@ -142,7 +142,7 @@ class Chain(Transformation):
                 return list(state)
             expected = f"a tuple of {len(self.transforms)} states, one per member"
         keys = f" with the keys {names_text(sorted(state))}" if isinstance(state, dict) else ""
-        size = f" of {len(state)}" if type(state) in (tuple, list) else ""
+        size = f" of length {len(state)}" if type(state) in (tuple, list) else ""
         raise TypeError(
             f"{where()}the state is a {type(state).__name__}{size}{keys}, expected "
             f"{expected}. Use the state that init(params) of this optimizer returned."
@@ -272,7 +272,7 @@ def read_slot(
     except ValueError:
         raise ValueError(
             f"{who}: the state and the params have different structures, expected the params of "
-            f"this state. Inside of flatten slots are vectors, so put {maker} around flatten."
+            f"this state. Slots are vectors inside flatten, so put {maker} around flatten."
         ) from None
 
     def read_leaf(p: Any, *slots: Any) -> Any:
@@ -310,7 +310,7 @@ class strict(Wrapper):
         >>> tx.update(params, tx.init(params), params, value=1.0, los=2.0)
         Traceback (most recent call last):
         ...
-        TypeError: strict: update got ['los'], which no member reads; expected ['value'].
+        TypeError: strict: update got the arguments ['los'], which no transform reads; ...
     """
 
     State = None
@@ -341,10 +341,10 @@ def _check_names(tx: Transformation, extra_args: dict[str, Any]) -> None:
         matches = {name: difflib.get_close_matches(name, sorted(names), n=1) for name in unknown}
         hints = [f"{match[0]!r} for {name!r}" for name, match in matches.items() if match]
         hint = f" (did you mean {', '.join(hints)}?)" if hints else ""
-        parts.append(f"got {names_text(unknown)}, which no member reads{hint}")
+        parts.append(f"got the arguments {names_text(unknown)}, which no transform reads{hint}")
     if missing:
-        parts.append(f"needs {names_text(missing)}, which are missing")
+        parts.append(f"needs the missing arguments {names_text(missing)}")
     if unknown or (missing and not names):
-        parts.append(f"expected {names_text(sorted(names - {ANY}))}" if names else "expected none")
+        parts.append(f"expected {names_text(sorted(names - {ANY})) if names else 'no argument'}")
     if parts:
         raise TypeError(f"{where()}update {'; '.join(parts)}.")

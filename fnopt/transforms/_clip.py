@@ -238,7 +238,7 @@ def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(range(len(shape)))
     if len(shape) > 5:
         raise ValueError(
-            f"adaptive_grad_clip: a param has shape {shape}, expected at most 5 axes. Pass the "
-            "axes of a unit's norm by axis=..."
+            f"adaptive_grad_clip: a param has shape {shape}, expected at most 5 axes. Pass "
+            "axis=..., the axes over which the norm of a unit is computed."
         )
     return (0,) if len(shape) <= 3 else tuple(range(len(shape) - 1))

@@ -26,14 +26,14 @@ class GroupLabels(by_pattern):
         if unmatched:
             raise ValueError(
                 f"{where()}the groups {names_text(unmatched)} match no leaf, expected patterns "
-                f"that match leaves of {names_text(positions)}."
+                f"that match some of the leaves {names_text(positions)}."
             )
 
 
 def _check_groups(groups: Any, what: str) -> dict[str, Any]:
     if not isinstance(groups, Mapping) or not all(isinstance(k, str) for k in groups):
         raise TypeError(
-            f"{where()}{what}: {groups!r}, expected a dict whose keys are patterns of leaf paths, "
+            f"{where()}{what} = {groups!r}, expected a dict whose keys are patterns of leaf paths, "
             "such as '*/bias' or 'encoder/*'."
         )
     if _REST in groups:

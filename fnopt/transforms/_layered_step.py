@@ -125,7 +125,7 @@ class layered_step(Value):
             if jnp.shape(leaf)[:1] != (depth,):
                 raise ValueError(
                     f"layered_step: {leaf_text(name)} of the layers' state is {type_text(leaf)}, "
-                    f"expected a first axis of {depth}. Make the state with init(params)."
+                    f"expected a first axis of length {depth}. Make the state with init(params)."
                 )
         x, first_vjp = jax.vjp(lambda outer: self.first(outer, *batch), outer)
         # Checked before the scan, whose error for a carry of another type doesn't name `layer`.
@@ -193,15 +193,16 @@ class layered_step(Value):
             if not is_inexact(leaf):
                 raise TypeError(
                     f"layered_step: {leaf_text(name)} of the layers' input is {type_text(leaf)}, "
-                    "expected a floating array. Pass other inputs of the layers in the batch."
+                    "expected a floating array. Pass an input that isn't floating in the batch."
                 )
         input_types = _types(x)
         output_types = _types(jax.eval_shape(self.layer, params, x, *batch))
         if output_types != input_types:
             raise ValueError(
-                f"layered_step: layer returned {type_text(output_types)} for "
-                f"{type_text(input_types)}, expected the same structure, shapes and dtypes. Move "
-                "operations that change the types to first or last."
+                f"layered_step: the function `layer` returned {type_text(output_types)} for the "
+                f"input {type_text(input_types)}, expected the structure, shapes and dtypes of "
+                "the input. Move operations that change the types to the function `first` or "
+                "`last`."
             )
 
 
@@ -212,8 +213,8 @@ def _types(tree: Any) -> Any:
 def _pair(params: Any) -> tuple[Any, Any]:
     if not isinstance(params, tuple) or len(params) != 2:
         raise ValueError(
-            f"layered_step: params are {type_text(params)}, expected a pair (outer, layers) of the "
-            "params of first and last, and the stacked params of the layers."
+            f"layered_step: params are {type_text(params)}, expected a pair (outer, layers): the "
+            "params of the functions `first` and `last`, and the stacked params of the layers."
         )
     return params
 
@@ -225,8 +226,9 @@ def _depth(layers: Any) -> int:
     if len(lengths) != 1 or -1 in lengths:
         shapes = ", ".join(f"{leaf_text(name)}: {type_text(x)}" for name, x in leaves[:8])
         raise ValueError(
-            f"layered_step: the layers are [{shapes}], expected leaves with the same first axis, "
-            "one entry for each layer. Stack the params of the layers with jnp.stack."
+            f"layered_step: the params of the layers are [{shapes}], expected leaves with first "
+            "axes of equal length, one entry per layer. Stack the params of the layers with "
+            "jnp.stack."
         )
     depth = lengths.pop()
     if not depth:

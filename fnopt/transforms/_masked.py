@@ -226,8 +226,8 @@ class partition(Transformation):
         self._check_state(state)
         if updates is None and jax.tree.leaves(params):
             raise ValueError(
-                f"{where()}the gradients are None, expected the tree of the params. Put a "
-                "method without gradients inside fnopt.freeze or fnopt.masked."
+                f"{where()}the gradients are None, expected a tree like the params. Wrap an "
+                "optimizer that needs no gradients in fnopt.freeze or fnopt.masked."
             )
         tree = updates if params is None else params
         labels = self._labels(tree)
@@ -273,7 +273,7 @@ class partition(Transformation):
             paths, names = [p for p, _ in unknown], sorted({repr(x) for _, x in unknown})
             raise ValueError(
                 f"{where()}leaves {names_text(paths)} have the labels [{', '.join(names)}], "
-                f"expected labels with a transform, {names_text(sorted(map(str, keys)))}."
+                f"expected the labels of the transforms: {names_text(sorted(map(str, keys)))}."
             )
         return labels
 
@@ -282,9 +282,9 @@ class partition(Transformation):
             return
         text = type(state).__name__
         if isinstance(state, dict):
-            text = names_text(sorted(map(str, state)))
+            text = f"a dict with the keys {names_text(sorted(map(str, state)))}"
         raise TypeError(
-            f"{where()}the state is {text}, expected a dict with the labels "
+            f"{where()}the state is {text}, expected a dict with the keys "
             f"{names_text(sorted(map(str, self.transforms)))}. Use the state that init(params) of "
             "this optimizer returned."
         )

@@ -198,11 +198,11 @@ class packed(Wrapper):
             names = _unequal_buffers(buffers, probe.buffer_updates(probe.trees))
         if names:
             raise ValueError(
-                f"{where()}{self.inner._place} computes other updates for the buffer {names[0]!r} "
-                "than for its leaves, expected an optimizer that doesn't use norms, shapes, paths "
-                "or random numbers of leaves. Use the optimizer without packed. Masks and labels "
-                "must match the names of buffers: with packed(..., labels=by_pattern({'*kernel': "
-                "'decay'}, default='plain')), mask='decay.*' selects the kernels."
+                f"{where()}{self.inner._place} computes different updates for the buffer "
+                f"{names[0]!r} and for its leaves, expected an optimizer without norms, shapes, "
+                "paths or random numbers of leaves. Use the optimizer without packed. Masks and "
+                "labels must match the names of buffers: with packed(..., labels=by_pattern("
+                "{'*kernel': 'decay'}, default='plain')), mask='decay.*' selects the kernels."
             )
 
 

@@ -298,9 +298,9 @@ class by_pattern(Selector):
         if self.default is not None or not (names or len(unmatched) == len(self.patterns)):
             return
         raise ValueError(
-            f"{where()}by_pattern: none of {names_text(names or unmatched)} matches a leaf of "
-            f"{names_text(positions)}. If no match is intended, pass a default, as in "
-            f"fnopt.by_pattern({unmatched[0]!r}, default=False)."
+            f"{where()}by_pattern: the patterns {names_text(names or unmatched)} match no leaf, "
+            f"expected patterns for some of the leaves {names_text(positions)}. If no match is "
+            f"intended, pass a default: fnopt.by_pattern({unmatched[0]!r}, default=False)."
         )
 
 
@@ -339,8 +339,8 @@ class Labels(Selector):
         unmatched = [p for p in self.paths if p not in branches and leaves.isdisjoint(_branches(p))]
         if unmatched:
             raise ValueError(
-                f"{where()}labels are given for {names_text(unmatched)}, but the tree has no such "
-                f"leaves, expected paths of {names_text(positions)}."
+                f"{where()}got labels for the paths {names_text(unmatched)}, which the tree lacks, "
+                f"expected some of the paths {names_text(positions)}."
             )
 
 

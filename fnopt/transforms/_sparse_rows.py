@@ -96,7 +96,7 @@ class sparse_rows(Wrapper):
                 parts = treedef.flatten_up_to(tree)
             except ValueError:
                 raise ValueError(
-                    f"{where()}{what!r} has another structure than the params, expected "
+                    f"{where()}{what!r} differs in structure from the params, expected "
                     "one array per leaf, so that sparse_rows can select rows. Use an elementwise "
                     "optimizer."
                 ) from None
@@ -129,9 +129,9 @@ class sparse_rows(Wrapper):
 def _check_members(tx: Transformation) -> None:
     if isinstance(tx, (accumulate, apply_every)):
         raise ValueError(
-            f"{where()}sparse_rows: {type(tx).__name__} inside sums gradients of several steps, "
-            "expected a step for every gradient, because the gradients have different rows. Sum "
-            "the losses of the batches instead."
+            f"{where()}sparse_rows: the inner transform {type(tx).__name__} sums the gradients of "
+            "several steps, but each gradient has different rows; expected a transform that takes "
+            "a step for every gradient. Sum the losses of the batches instead."
         )
     for member in tx.members():
         _check_members(member.tx)
@@ -142,8 +142,9 @@ def _take_rows(what: str, node: Any, part: Any) -> Any:
         return part
     if getattr(part, "shape", ())[:1] != (node.size,):
         raise ValueError(
-            f"{where()}{what!r} is {type_text(part)}, expected the {node.size} rows of the table "
-            "as its first axis. Use an elementwise optimizer, without quantized_state."
+            f"{where()}{what!r} is {type_text(part)}, expected a first axis of length "
+            f"{node.size}, one entry per row of the table. Use an elementwise optimizer, without "
+            "quantized_state."
         )
     return node.of(part)
 

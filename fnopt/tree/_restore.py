@@ -125,11 +125,13 @@ class RestoreReport:
     def __str__(self) -> str:
         lines = [f"{len(self.taken)} leaves restored"]
         if self.fresh:
-            lines.append(f"{len(self.fresh)} not saved: {names_text([*self.fresh])}")
+            lines.append(f"{len(self.fresh)} leaves not saved: {names_text([*self.fresh])}")
         for name, (fresh_type, saved_type) in self.reshaped.items():
             lines.append(f"{name!r} not restored: saved as {saved_type}, expected {fresh_type}")
         if self.left_over:
-            lines.append(f"{len(self.left_over)} left over: {names_text([*self.left_over])}")
+            lines.append(
+                f"{len(self.left_over)} saved leaves not used: {names_text([*self.left_over])}"
+            )
         lines += [f"{name!r} copied from {source}" for name, source in self.counted.items()]
         if self.dropped:
             lines.append(f"{len(self.dropped)} counts not needed: {names_text([*self.dropped])}")

@@ -137,7 +137,7 @@ def test_init_of_shapes_is_that_of_arrays_or_refused(case: Any):
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     expected = tx.init(params)
     if _depends_on_values(tx, params):
-        with pytest.raises(ValueError, match=r"begin with values of the params.*jax\.eval_shape"):
+        with pytest.raises(ValueError, match=r"are the values of the params.*jax\.eval_shape"):
             tx.init(shapes)
     else:
         assert_identical(tx.init(shapes), expected)

@@ -39,7 +39,7 @@ def test_integers_are_added_exactly():
 
 
 def test_no_fraction_is_added_to_an_integer():
-    text = "leaf 'n': params are int32, updates are float32, expected integers. Freeze"
+    text = "leaf 'n': params are int32, updates are float32, expected integer updates. Freeze"
     with pytest.raises(TypeError, match=text):
         fnopt.apply_updates({"n": jnp.ones((), jnp.int32)}, {"n": jnp.ones(())})
 
@@ -54,7 +54,7 @@ def test_no_fraction_is_added_to_an_integer():
             {"v": jnp.ones(3)},
             r"updates lack .'w'.; updates have .'v'., which params lack, exp",
         ),
-        ({"w": None}, {"w": jnp.ones(3)}, "leaf 'w' is None, but has an update"),
+        ({"w": None}, {"w": jnp.ones(3)}, "leaf 'w' of params is None, but its update isn't"),
     ],
 )
 def test_nothing_is_broadcast(params, updates, text):

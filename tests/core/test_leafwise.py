@@ -110,13 +110,13 @@ WRONG = {
     "misspelt": (
         lambda h, g, mu, nu: (g * h.gian, mu, nu),
         AttributeError,
-        r"^mine: the argument h of leaf and scalars has no 'gian', .* one of \['b1', 'gain'\]",
+        r"^mine: the argument `h` of `leaf` and `scalars` has no attribute 'gian', .*'gain'\]",
     ),
     "a scalar": (
         lambda h, g, mu, nu: (jnp.sum(g), mu, nu),
         ValueError,
         r"^mine: mine.leaf returned float32\[\] as the update of a leaf of shape \(2,\), expected "
-        r"float32\[2\], as the gradient\.",
+        r"float32\[2\] like the gradient\.",
     ),
     "a number": (
         lambda h, g, mu, nu: (0.0, mu, nu),
@@ -126,7 +126,7 @@ WRONG = {
     "a scalar slot": (
         lambda h, g, mu, nu: (g, mu, jnp.sum(nu)),
         ValueError,
-        r"returned float32\[\] as the nu of a leaf of shape \(2,\), expected float32\[2\], as the "
+        r"returned float32\[\] as the nu of a leaf of shape \(2,\), expected float32\[2\] like the "
         r"previous slot\.",
     ),
     "a pair as slot": (lambda h, g, mu, nu: (g, (mu, mu), nu), ValueError, "as the mu of a leaf"),
@@ -154,7 +154,7 @@ def test_mistakes_in_a_formula_are_named(name, leaves, compiled):
         (
             lambda h, t: {"gain": h.b2},
             AttributeError,
-            r"scalars has no 'b2', expected one of \['b1'\]",
+            r"scalars` has no attribute 'b2', expected one of \['b1'\]",
         ),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_field_that_is_no_slot_needs_an_init():
 
     with pytest.raises(
         NotImplementedError,
-        match=r"'loss' of LossState isn't a Slot, expected one, or a method init",
+        match=r"'loss' of LossState isn't a Slot, expected a Slot, or a method init",
     ):
         mean_loss().init(PARAMS)
 
@@ -120,14 +120,14 @@ def test_the_place_is_forgotten_after_an_error():
     [
         (
             {"w": jnp.ones(2)},
-            r"gradients lack \['b'\]; expected the same tree. Compute the gradient",
+            r"gradients lack \['b'\]; expected equal structures. Compute the gradient",
         ),
-        (jnp.ones(2), r"gradients are a single array; expected the same tree"),
+        (jnp.ones(2), r"gradients are a single array; expected equal structures"),
         ({"w": jnp.ones(2), "c": 1.0}, r"lack \['b'\]; gradients have \['c'\], which params lack"),
         ({"w": jnp.ones((1, 2)), "b": jnp.ones(())}, r"leaf 'w': gradients have shape \(1, 2\)"),
         (jnp.ones((5, 3)), "gradient with respect to the params"),
         ({"w": jnp.ones(2), "b": None}, r"gradients lack \['b'\]"),
-        ({"w": None, "b": None}, "gradients have no array, every leaf is None"),
+        ({"w": None, "b": None}, "gradients contain no arrays, because every leaf is None"),
         ((jnp.ones(2), jnp.ones(())), "Compute the gradient with respect to the params"),
         ((jnp.ones(()), PARAMS), r"value, grads = jax.value_and_grad"),
     ],
@@ -164,7 +164,7 @@ def test_leaves_that_are_no_arrays():
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ((EmptyState(),), "the state is a tuple of 1, expected a tuple of 2"),
+        ((EmptyState(),), "the state is a tuple of length 1, expected a tuple of 2"),
         (EmptyState(), "the state is a EmptyState, expected a tuple of 2"),
         ({"0": (), "1": ()}, r"the state is a dict with the keys \['0', '1'\], expected a tuple"),
         (fnopt.adam(0.1).init(PARAMS)[::-1], r"chain\[0\] > scale_by_adam: the state is a ScaleBy"),

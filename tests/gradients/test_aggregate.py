@@ -65,5 +65,5 @@ def test_errors():
         trimmed_mean(GRADS, 0.5)
     with pytest.raises(ValueError, match="threshold is 2, expected 0 <= threshold <= 1"):
         sign_agreement(GRADS, 2)
-    with pytest.raises(ValueError, match="sign_agreement: the leading axes of the batch disagree"):
+    with pytest.raises(ValueError, match="sign_agreement: the leading axes of the batch have"):
         sign_agreement({"a": jnp.ones(2), "b": jnp.ones(3)})

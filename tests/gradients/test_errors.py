@@ -51,7 +51,9 @@ def call(name, fn, params, batch, **options):
 
 def test_example_axes_that_disagree(name):
     batch = {"x": jnp.ones((3, 2)), "y": jnp.ones(4)}
-    with pytest.raises(ValueError, match=rf"^{name}: .* disagree: .*'x': 3.*'y': 4.*per example"):
+    with pytest.raises(
+        ValueError, match=rf"^{name}: .* different lengths: .*'x': 3.*'y': 4.*per example"
+    ):
         call(name, loss, W, batch)
 
 

@@ -127,5 +127,5 @@ def assert_goes_on_with(tx, params, state, restored):
 
 def test_the_state_of_another_optimizer_is_refused():
     _, state, _ = trained("adam")
-    with pytest.raises(TypeError, match="the state is a tuple of 2, expected ApplyIfF"):
+    with pytest.raises(TypeError, match="the state is a tuple of length 2, expected ApplyIfF"):
         step(OPTIMIZERS["wrappers"], 4, state)

@@ -403,7 +403,7 @@ def _() -> None:
 @check("`apply_updates` for a param")
 def _() -> None:
     assert optax.apply_updates(None, ONE) is None
-    with pytest.raises(ValueError, match="None, but has an update"):
+    with pytest.raises(ValueError, match="None, but its update isn't"):
         fnopt.apply_updates(None, ONE)
 
 

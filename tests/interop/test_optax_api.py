@@ -607,7 +607,7 @@ def test_labels_without_a_transform_are_named():
 
 
 def test_static_arguments_that_are_none_are_named():
-    with pytest.raises(ValueError, match=r"static_args has \['nope'\]"):
+    with pytest.raises(ValueError, match=r"static_args has the unknown names \['nope'\]"):
         optax_api.inject_hyperparams(optax_api.sgd, static_args=("nope",))
 
 

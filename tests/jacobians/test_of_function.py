@@ -152,7 +152,7 @@ BAD = [
     (
         lambda: per_example_jacobian(residual)(PARAMS, (BATCH[0], BATCH[1][:2])),
         ValueError,
-        "the leading axes of the batch disagree",
+        "the leading axes of the batch have different lengths",
     ),
     (lambda: per_example_jacobian(residual)(PARAMS), ValueError, "the batch contains no array"),
 ]

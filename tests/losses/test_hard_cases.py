@@ -240,7 +240,7 @@ def test_sparsemax_with_impossible_classes_and_huge_scores():
 
 def test_a_column_against_a_row_is_refused():
     with pytest.raises(
-        ValueError, match=r"predictions has shape \(4, 1\), targets has shape \(4,\)"
+        ValueError, match=r"`predictions` has shape \(4, 1\), `targets` has shape \(4,\)"
     ):
         losses.squared_error(np.ones((4, 1), np.float32), np.ones(4, np.float32))
     with pytest.raises(ValueError, match=r"labels are int32\[2\], expected shape \(3,\)"):

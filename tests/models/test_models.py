@@ -135,7 +135,7 @@ def test_data_sets_share_params():
     for wrong, text in ((x[0], "has 12 entries"), (x[:1], "has 1 entries"), (1.0, "is one number")):
         with pytest.raises(ValueError, match=f"xdata {text}, expected a tuple of 2"):
             fnopt.curve_fit(many, wrong, y)
-    with pytest.raises(ValueError, match=r"shared = \['rate'\], expected names of \('ampl"):
+    with pytest.raises(ValueError, match=r"shared = \['rate'\], expected some of \('ampl"):
         models.Datasets(models.Exponential(), 2, ["rate"])
 
 

@@ -227,7 +227,7 @@ def test_qk_clip_is_its_formula():
 
 def test_inputs_that_are_missing_are_named():
     tx, g = fnopt.precondition_by_inputs(), {"w": jnp.ones((2, 3))}
-    with pytest.raises(ValueError, match=r"has entries for 'v', expected .* also for leaf 'w'"):
+    with pytest.raises(ValueError, match=r"has entries for 'v', but not for leaf 'w', expected"):
         tx.update(g, tx.init(g), input_moments={"v": jnp.eye(2)})
     with pytest.raises(ValueError, match=r"\['w'\] has shape \(3, 3\), expected \(1, 2, 2\)"):
         tx.update(g, tx.init(g), input_moments={"w": jnp.eye(3)})

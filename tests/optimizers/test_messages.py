@@ -81,11 +81,11 @@ WRONG = {
     ),
     "None": (
         lambda: updated(ADAM, PARAMS | {"bias": None}),
-        r"gradients lack \['bias'\]; expected the same tree. Compute the gradient with respect",
+        r"gradients lack \['bias'\]; expected equal structures. Compute the gradient with respect",
     ),
     "examples": (
         lambda: updated(ADAM, jax.tree.map(lambda x: x[None], PARAMS)),
-        r"leaf 'bias': gradients have shape \(1, 2\), params have shape \(2,\), expected the same",
+        r"leaf 'bias': gradients have shape \(1, 2\), params have shape \(2,\), expected equal",
     ),
     # leaves
     "dataclass": (
@@ -94,7 +94,7 @@ WRONG = {
     ),
     "module": (
         lambda: updated(ADAM, state=ADAM.init(PARAMS), params=PARAMS | {"act": jnp.tanh}),
-        r"gradients lack \['act'\]; expected the same tree. Remove leaves that aren't arrays",
+        r"gradients lack \['act'\]; expected equal structures. Remove leaves that aren't arrays",
     ),
     "complex": (
         lambda: updated(fnopt.clip(1.0), {"w": 1j * np.ones(2)}, params={"w": np.ones(2)}),

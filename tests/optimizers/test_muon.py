@@ -198,7 +198,7 @@ def test_what_is_no_matrix():
         fnopt.orthogonalize().init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
     with pytest.raises(ValueError, match="expected axes from 0 to 0"):
         fnopt.muon(0.1, weight_dimension_numbers={"b": Numbers()}).init({"b": jnp.ones(3)})
-    with pytest.raises(ValueError, match="no such leaves"):
+    with pytest.raises(ValueError, match="which the tree lacks"):
         fnopt.muon(0.1, weight_dimension_numbers={"v": Numbers()}).init({"w": jnp.ones((2, 3))})
     tree = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
     with pytest.raises(ValueError, match=r"no entry for the leaves \['b'\], expected one for"):

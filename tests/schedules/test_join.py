@@ -25,8 +25,8 @@ def test_piecewise_boundaries_may_be_numpy_integers():
     ("given", "error", "message"),
     [
         ([(20, 0.5), (10, 0.25)], ValueError, r"the boundaries are \[20.0, 10.0\], expected"),
-        ([(10, 0.5), (10, 0.25)], ValueError, "increase"),
-        ({-1: 0.5}, ValueError, "not negative"),
+        ([(10, 0.5), (10, 0.25)], ValueError, "expected increasing"),
+        ({-1: 0.5}, ValueError, "counts >= 0"),
         ({1: -0.5}, ValueError, r"the factors \[-0.5\] are negative"),
         ([10, 20], TypeError, "expected a dict from step to factor"),
         (3.0, TypeError, "expected a dict from step to factor"),

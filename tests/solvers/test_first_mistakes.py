@@ -85,10 +85,10 @@ WITH_AUX = {
 @pytest.mark.parametrize("aux", ["name", {"r": jnp.ones(2), "kind": "name"}, [object()]])
 @pytest.mark.parametrize("name", WITH_AUX)
 def test_aux_that_is_no_array(name, aux):
-    with pytest.raises(TypeError, match="expected arrays and numbers"):
+    with pytest.raises(TypeError, match="expected an array or a number"):
         WITH_AUX[name](aux)
     if name == "minimize":  # the others look at it while they are traced
-        with pytest.raises(TypeError, match="expected arrays and numbers"):
+        with pytest.raises(TypeError, match="expected an array or a number"):
             jax.jit(lambda: WITH_AUX[name](aux))()
 
 

@@ -117,11 +117,11 @@ def test_the_gradient_of_one_layer_is_in_memory_at_a_time():
 @pytest.mark.parametrize(
     ("changed", "params", "error", "message"),
     [
-        ({}, (PARAMS[0], {"w": W, "b": jnp.zeros((3, WIDTH))}), ValueError, "same first axis"),
+        ({}, (PARAMS[0], {"w": W, "b": jnp.zeros((3, WIDTH))}), ValueError, "first axes of equal"),
         ({}, {"outer": PARAMS[0], "layers": PARAMS[1]}, ValueError, r"a pair \(outer, layers\)"),
         ({}, (PARAMS[0], jax.tree.map(lambda x: x[:0], PARAMS[1])), ValueError, "one layer"),
         ({"exact_norm": True}, PARAMS, ValueError, "without max_norm"),
-        ({"layer": lambda p, h, x, y: h[:1]}, PARAMS, ValueError, "layer returned"),
+        ({"layer": lambda p, h, x, y: h[:1]}, PARAMS, ValueError, "the function `layer` returned"),
         ({"last": lambda o, h, x, y: h}, PARAMS, TypeError, "expected a real scalar"),
         ({"last": lambda o, h, x, y: (h.sum(), h)}, PARAMS, TypeError, "without auxiliary"),
         ({"first": lambda o, x, y: jnp.arange(2)}, PARAMS, TypeError, "expected a floating array"),
@@ -147,7 +147,9 @@ def test_the_state_of_the_optimizer_itself_is_named():
 def test_the_state_of_other_layers_is_named():
     step = layered(fnopt.adamw(1e-2))
     state = step.init((PARAMS[0], jax.tree.map(lambda x: x[:2], PARAMS[1])))
-    with pytest.raises(ValueError, match=r"'0/count' .*int32\[2\], expected a first axis of 8"):
+    with pytest.raises(
+        ValueError, match=r"'0/count' .*int32\[2\], expected a first axis of length 8"
+    ):
         step(PARAMS, state, X, Y)
 
 

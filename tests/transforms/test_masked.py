@@ -132,7 +132,7 @@ def test_agrees_with_its_peer():
         (
             lambda: fnopt.chain(fnopt.masked(fnopt.sgd(1.0), "*/bia")).init(PARAMS),
             ValueError,
-            r"^chain\[0\] > masked: by_pattern: none of \['\*/bia'\] matches",
+            r"^chain\[0\] > masked: by_pattern: the patterns \['\*/bia'\] match no leaf",
         ),
         (
             lambda: fnopt.masked(needs_value(), "*").update(
@@ -252,7 +252,9 @@ def test_an_integer_that_is_not_frozen_is_named():
 
 
 def test_a_misspelled_name_freezes_nothing_silently():
-    with pytest.raises(ValueError, match=r"^freeze: by_pattern: none of \['encodr/\*'\] matches"):
+    with pytest.raises(
+        ValueError, match=r"^freeze: by_pattern: the patterns \['encodr/\*'\] match"
+    ):
         fnopt.freeze(fnopt.adam(0.1), "encodr/*").init(make_params())
 
 
@@ -379,5 +381,5 @@ def test_what_set_to_zero_holds_may_go_without_a_gradient():
 
 def test_a_partition_without_gradients_says_so():
     tx = fnopt.partition({"a": fnopt.adam(0.1)}, "a")
-    with pytest.raises(ValueError, match=r"gradients are None, .* inside fnopt.freeze"):
+    with pytest.raises(ValueError, match=r"gradients are None, .* in fnopt.freeze"):
         tx.update(None, tx.init(jnp.ones(2)), jnp.ones(2))

@@ -125,8 +125,8 @@ def test_the_dict_given_is_copied():
         (
             lambda: make({"dense": "slow", "scale": "quick"}).init(PARAMS),
             ValueError,
-            r"^partition: leaves \['scale'\] have the labels \['quick'\], expected labels with a "
-            r"transform, \['fast', 'slow'\]",
+            r"^partition: leaves \['scale'\] have the labels \['quick'\], expected the "
+            r"labels of the transforms: \['fast', 'slow'\]",
         ),
         (
             lambda: make({"dense": {"kernel": "slow"}}).init(PARAMS),
@@ -140,7 +140,11 @@ def test_the_dict_given_is_copied():
         ),
         (lambda: make(by_name), TypeError, r"labels = by_name is a function, .* fnopt.by_path"),
         (lambda: make("*"), TypeError, r"labels = '\*' looks like a pattern"),
-        (lambda: make(True).init(PARAMS), ValueError, r"have the labels \[True\], expected labels"),
+        (
+            lambda: make(True).init(PARAMS),
+            ValueError,
+            r"have the labels \[True\], expected the labels",
+        ),
         (
             lambda: make(slow=fnopt.sgd),
             TypeError,
@@ -159,12 +163,12 @@ def test_the_dict_given_is_copied():
         (
             lambda: make().update(GRADS, fnopt.adam(1.0).init(PARAMS), PARAMS),
             TypeError,
-            r"partition: the state is tuple, expected a dict with the labels \['fast', 'slow'\]",
+            r"partition: the state is tuple, expected a dict with the keys \['fast', 'slow'\]",
         ),
         (
             lambda: make().update(GRADS, {"slow": None}, PARAMS),
             TypeError,
-            r"partition: the state is \['slow'\], expected a dict with the labels",
+            r"partition: the state is a dict with the keys \['slow'\], expected a dict with",
         ),
         (
             lambda: make(slow=needs_value()).update(GRADS, make().init(PARAMS), PARAMS),

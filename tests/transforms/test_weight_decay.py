@@ -54,7 +54,7 @@ def test_params_are_needed():
 
 
 def test_a_mask_that_fits_nothing_is_refused_by_init():
-    with pytest.raises(ValueError, match=r"add_decayed_weights: .*'\*/gamma'.* matches a leaf"):
+    with pytest.raises(ValueError, match=r"add_decayed_weights: .*'\*/gamma'.* match no leaf"):
         fnopt.add_decayed_weights(0.1, "*/gamma").init(PARAMS)
 
 

@@ -81,9 +81,9 @@ class _injected(Transformation):
         names = {*self.numbers, *(name for name, _ in self.scheduled)}
         if unknown := sorted(hyperparams.keys() - names):
             raise ValueError(
-                f"inject_hyperparams: the state's hyperparams have {unknown}, expected "
-                f"{sorted(names)}. Pass integers that are compile-time constants (counts, keys) to "
-                "the factory."
+                f"inject_hyperparams: the state's hyperparams have the unknown names {unknown}, "
+                f"expected {sorted(names)}. Pass integers that are compile-time constants "
+                "(counts, keys) to the factory."
             )
         # The cast keeps the state's dtypes if a loop stores a Python number in the state.
         values = {
@@ -137,8 +137,8 @@ def inject_hyperparams(
     variadic = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
     if not variadic and (unknown := sorted(names - set(signature.parameters))):
         raise ValueError(
-            f"inject_hyperparams: static_args has {unknown}, expected some of the factory's "
-            f"arguments {list(signature.parameters)}."
+            f"inject_hyperparams: static_args has the unknown names {unknown}, expected some of "
+            f"the factory's arguments {list(signature.parameters)}."
         )
 
     @functools.wraps(inner_factory)

@@ -74,8 +74,8 @@ def _fast(params: Any) -> Any:
         return params.fast
     if jax.tree.leaves(params):  # placeholders of params have no leaves
         warnings.warn(
-            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams. They are "
-            "used as the fast params.",
+            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams. The "
+            "given params are used as the fast params.",
             stacklevel=4,
         )
     return params

@@ -48,7 +48,7 @@ ANY = "*"
 """Stands for all names if a function accepts any extra argument (`**kwargs`)."""
 
 
-# Cached, because `inspect.signature` takes longer than an eager step.
+# The result is cached, because `inspect.signature` takes longer than an eager step.
 @functools.cache
 def extra_arg_parameters(update: Callable[..., Any]) -> Mapping[str, bool]:
     """Map each extra argument in the signature of an `update` to whether it is required."""

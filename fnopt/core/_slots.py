@@ -31,7 +31,7 @@ EventCount = Annotated[jax.Array, _EVENTS]
 """Annotates a field `count` that counts other events than steps."""
 
 
-# Cached, because evaluating annotations takes longer than a step.
+# The result is cached, because evaluating annotations takes longer than a step.
 @functools.cache
 def counts_steps(state: Any) -> bool:
     """Whether a state has a field `count` that is the number of steps."""

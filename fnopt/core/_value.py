@@ -270,7 +270,7 @@ class Value:
             self._set(field.name, check(owner, field, getattr(self, field.name)))
 
     def _set(self, name: str, value: Any) -> None:
-        # Only for construction: `__setattr__` of the class raises an error.
+        # `object.__setattr__`, because `__setattr__` of the immutable class raises an error.
         object.__setattr__(self, name, value)
 
     def _flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

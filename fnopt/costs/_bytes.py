@@ -31,7 +31,8 @@ def own_traffic(op: Op) -> int:
         return nbytes(updates)
     if not moves_memory(op) or op.bodies:
         return 0
-    # XLA fuses a broadcast or a cast into its reader, which then reads the smaller array.
+    # XLA fuses a broadcast or a cast into the operation that uses the result. This operation then
+    # reads the smaller array.
     reads = sum(min(nbytes(c), nbytes(c.root)) for c in op.inputs)
     return reads + sum(map(nbytes, op.outputs))
 

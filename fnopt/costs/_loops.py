@@ -27,8 +27,8 @@ from fnopt.costs._lines import (
     zero,
 )
 
-# For each comparison: whether it is equivalent to a condition on `right - left` instead of
-# `left - right`, and whether this difference must be positive instead of nonnegative.
+# A comparison is equivalent to a condition on a difference. For each comparison: whether the
+# difference is `right - left`, not `left - right`; whether it must be positive, not nonnegative.
 _COMPARED = {"gt": (False, True), "ge": (False, False), "lt": (True, True), "le": (True, False)}
 _OPPOSITE = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt"}
 _LIMIT = 2**31 - 2  # a loop that counts to the largest int32 is practically unbounded

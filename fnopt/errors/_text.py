@@ -102,7 +102,7 @@ class _Shape:
 
 
 def _has_display(x: Any) -> bool:
-    # The state of an inner transform, which `show_shapes` has given this method.
+    # `show_shapes` has given this method to the states of inner transforms.
     return hasattr(type(x), "_repr_pretty_")
 
 

@@ -134,11 +134,11 @@ def gram_indices(
     """
     groups = layout.size.size
     keys, part = np.unique(rows.astype(np.int64) * groups + group, return_inverse=True)
-    # A part consists of a row's entries in one group: the row and the group of each part.
-    row, of = np.divmod(keys, groups)
-    local, parts = np.zeros_like(of), {}  # local: index among the parts of its group size
-    for s in np.unique(layout.size[of]).tolist():
-        here = layout.size[of] == s
+    # A part consists of the entries of one row in one group.
+    row, part_group = np.divmod(keys, groups)  # the row and the group of each part
+    local, parts = np.zeros_like(part_group), {}  # local: index among the parts of its group size
+    for s in np.unique(layout.size[part_group]).tolist():
+        here = layout.size[part_group] == s
         local[here] = np.arange(int(here.sum()))
         parts[s] = np.full((int(here.sum()), s), rows.size, np.int32)
     for s, entries in parts.items():
@@ -146,4 +146,4 @@ def gram_indices(
         at = local[part[here]], position[here] - layout.start[group[here]]
         entries[at] = here
     a, b = row_pairs(row)  # the groups of a row ascend, so that a is the later one
-    return Gram(parts, layout.products(of[a], of[b], local[a], local[b]))
+    return Gram(parts, layout.products(part_group[a], part_group[b], local[a], local[b]))

@@ -232,8 +232,8 @@ def sigmoid_focal_loss(
         Lin et al., 2017, arXiv:1708.02002.
     """
     logits, labels = pairs("sigmoid_focal_loss", logits=logits, labels=labels)
-    # log(1 - p_t), not 1 - p_t: where a probability underflows, its power with an exponent below 1
-    # would have an infinite derivative.
+    # The formula takes log(1 - p_t) instead of 1 - p_t, which may underflow to 0. A power of 0 with
+    # an exponent below 1 has an infinite derivative.
     log_miss = jnp.logaddexp(
         jax.nn.log_sigmoid(logits) + _log(1 - labels), jax.nn.log_sigmoid(-logits) + _log(labels)
     )

@@ -83,7 +83,7 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> ja
     """
     size = jnp.abs(_errors("huber_loss", predictions, targets))
     delta = jnp.asarray(delta, size.dtype)
-    # Not `where` with both pieces: the square of a large error may overflow, and its derivative
+    # With a `where` of both pieces, the square of a large error could overflow, and the derivative
     # would be NaN.
     quadratic = jnp.minimum(size, delta)
     return 0.5 * jnp.square(quadratic) + delta * (size - quadratic)

@@ -139,7 +139,8 @@ Shape = tuple[int, ...]
 _MAX_SIBLINGS = 64
 
 
-# Cached, because names and shapes are static and every trace would repeat the analysis.
+# The result is cached, because names and shapes are static, and every trace would repeat the
+# analysis.
 @functools.lru_cache(maxsize=64)
 def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tuple[int, ...]:
     """Index of the weights of every bias; for other leaves, the index of the leaf itself.

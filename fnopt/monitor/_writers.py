@@ -171,7 +171,7 @@ def read_json_lines(path: Any) -> list[dict[str, Any]]:
         try:
             records += [json.loads(line)] if line else []
         except ValueError as error:
-            # Only a truncated last line has no line end.
+            # Only the last line may be incomplete, after the end of a process during a write.
             if number < len(lines):
                 raise ValueError(
                     f"{path}: line {number} is not JSON, expected a record: {error}"

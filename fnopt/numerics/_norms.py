@@ -71,12 +71,12 @@ def out_of_range(squares: jax.Array) -> jax.Array:
 
 
 def _rescaled(squares: Any, sums: jax.Array, is_bad: jax.Array, root: Any) -> jax.Array:
-    # One power of two for overflow and one for underflow are enough. With 2^128 as the largest
-    # number, overflow comes from elements above 2^49 (if there are 2^30 of them); the scale 2^-96
-    # maps their squares to between 2^-94 and 2^64. Underflow comes from elements below 2^-32; the
+    # One power of two for overflow and one for underflow are enough. In float32, a sum of 2^30
+    # squares overflows only if some elements are above 2^49. The scale 2^-96 maps the squares of
+    # these elements to between 2^-94 and 2^64. A sum below 2^-64 has only elements below 2^-32. The
     # scale 2^63 maps their squares to between 2^-126 and 2^62. For constant zeros (gradients of
-    # frozen or unused params), XLA computes c^2 x^2 instead of (c x)^2, so the square of the scale
-    # must be finite, too.
+    # frozen or unused params), XLA computes c^2 x^2 instead of (c x)^2. Therefore the square of the
+    # scale must be finite, too.
     max_exponent = jnp.finfo(sums.dtype).maxexp
     one, down, up = (
         sharded_full_like(sums, 2.0**e) for e in (0, -3 * max_exponent // 4, max_exponent // 2 - 1)

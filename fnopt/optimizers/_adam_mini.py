@@ -84,7 +84,7 @@ class scale_by_adam_mini(AdamDirection):
     """
 
     State = ScaleByAdamMiniState
-    # Must be set, because a `CustomSlot` doesn't declare that it contains squared gradients.
+    # The flag is set here, because a `CustomSlot` doesn't declare that it keeps squared gradients.
     keeps_squares = True
 
     blocks: Any = static(default=None, convert=_as_blocks)

@@ -112,7 +112,7 @@ class BatchStepDescent(Transformation):
         dtype = step_dtype(params)
         return GaussNewtonDescentState(
             zero_count(),
-            # Copy: donating the state would delete the buffer of `self.damping`.
+            # A copy, because donating the state would delete the buffer of `self.damping`.
             jnp.array(self.damping, dtype),
             None if self.momentum is None else slot_zeros(params),
             Status.RUNNING.array,

@@ -97,7 +97,7 @@ class scale_by_dadapt_adamw(Transformation):
     def init(self, params: Any) -> ScaleByDadaptAdamwState:
         """Return zero averages, and the initial estimate."""
         zero = jnp.zeros((), real_dtype_of(params))
-        # Copy: donating the state would delete the buffer of `self.estim_lr0`.
+        # A copy, because donating the state would delete the buffer of `self.estim_lr0`.
         d0 = jnp.array(self.estim_lr0, zero.dtype)
         squares = slot_zeros(params, real=True)
         return ScaleByDadaptAdamwState(

@@ -175,8 +175,8 @@ def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pa
         rows: The roots of the eigenvalues of the left factor, `[k, m]`.
         columns: The roots of the eigenvalues of the right factor, `[k, n]`.
     """
-    # The covariance of rows is X X^T / n with X = G Q_R diag(columns)^-1; its diagonal in the basis
-    # Q_L is the mean square of the rows of Q_L^T X. Likewise for columns.
+    # The covariance of rows is X X^T / n with X = G Q_R diag(columns)^-1. Its diagonal in the basis
+    # Q_L is the mean square of the rows of Q_L^T X. The formula for columns is the transpose.
     _, m, n = g.shape
     left, right = bases
     g_right = matmul(g, right)

@@ -35,7 +35,7 @@ class Axes(NamedTuple):
     split: int = 1
 
 
-# Cached, because matching the names takes longer than an eager step.
+# The result is cached, because matching the names takes longer than an eager step.
 @functools.lru_cache(maxsize=256)
 def axes_by_name(
     leaves: tuple[tuple[str, Shape], ...], has_outputs: bool = False

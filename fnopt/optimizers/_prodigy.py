@@ -114,7 +114,7 @@ class scale_by_prodigy(Transformation):
             slot_zeros(params, real=True),
             slot_zeros(params),
             slot_copy(params),
-            # Copy: donating the state would delete the buffer of `self.estim_lr0`.
+            # A copy, because donating the state would delete the buffer of `self.estim_lr0`.
             jnp.array(self.estim_lr0, dtype),
             jnp.zeros((), dtype),
             zero_count(),

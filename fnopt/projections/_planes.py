@@ -66,7 +66,7 @@ def _move_along(name: str, x: Any, a: Any, b: Any, is_halfspace: bool) -> Any:
     w, a, top, square, dtype = _normal(name, x, a)
     b = jnp.asarray(b).astype(real_dtype(dtype)) / top
     step = _safe_ratio(b - inner(a, w, dtype), square)
-    # For a point inside the half-space the step is positive, so the minimum is 0.
+    # A point inside the half-space has a positive step, which becomes 0: the point doesn't move.
     step = jnp.minimum(step, 0) if is_halfspace else step
     return restore_dtypes(jax.tree.map(lambda p, q: p + step * q, w, a), x)
 
@@ -196,7 +196,8 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
     y = v - tau * w
     free = (y > low) & (y < high) & (w != 0)
     at_bound = jnp.clip(y, low, high)
-    # For fixed free entries the constraint is linear, and its solution has the right derivative.
+    # If the set of free entries is fixed, the constraint is linear, and its solution has the right
+    # derivative.
     square = jnp.sum(jnp.where(free, w * w, 0).astype(dtype))
     remainder = c - jnp.sum(jnp.where(free, 0, w * at_bound).astype(dtype))
     multiplier = _safe_ratio(jnp.sum(jnp.where(free, w * v, 0).astype(dtype)) - remainder, square)

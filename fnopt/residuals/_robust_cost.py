@@ -182,7 +182,8 @@ def _costs(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
 
 def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) -> jax.Array:
     r"""Compute :math:`c^2 \rho(z)`, or the square itself if `z` is below machine epsilon."""
-    # rho(z) = z to rounding error then. The product might be inf * 0, because c^2 may overflow.
+    # Below machine epsilon, rho(z) = z to rounding error. The product could be inf * 0 = NaN,
+    # because c^2 may overflow.
     is_square = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)
     c_squared = jnp.where(is_square, jnp.ones_like(c), c * c)
     return jnp.where(is_square, squares, c_squared * loss.rho(z))

@@ -87,7 +87,7 @@ def _shift_without_matrix(
     shift: jax.Array | None,
     products: Products,
 ) -> Linearization:
-    # Products of the models without a matrix skip the zero columns.
+    # Models without a matrix skip the zero columns in their products.
     if shift is None:
         return point._replace(gradient=point.gradient * free, columns=columns)
     assert products is not None

@@ -74,7 +74,7 @@ def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) ->
     # The decrease is proportional to t^2, so a quarter of t yields a 16th of the decrease.
     count = 1 + int(np.log(1 / SHARE) / np.log(16))
     t = max_t * jnp.asarray(0.25 ** np.arange(count), x.dtype)
-    # The first trial point is x, because its cost has to be compared in the same form.
+    # The first trial point is x, so that all compared costs are computed by one formula.
     trials = x + jnp.concatenate([jnp.zeros_like(t[:1]), t, -t])[:, None] * v
     if problem.box is not None:
         trials = problem.box.nearest(trials)

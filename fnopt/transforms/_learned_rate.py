@@ -178,7 +178,7 @@ class hypergradient(Wrapper):
 
     def init(self, params: Any) -> HypergradientState:
         """Return the initial learning rate, and a zero direction."""
-        # Copy: donating the state would delete the buffer of `self.learning_rate`.
+        # A copy, because donating the state would delete the buffer of `self.learning_rate`.
         rate = jnp.array(self.learning_rate, real_dtype_of(params))
         return HypergradientState(rate, slot_zeros(params), self.inner.init(params))
 

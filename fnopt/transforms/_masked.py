@@ -337,8 +337,8 @@ def _check_transforms(transforms: Any) -> FrozenDict:
 
 def _select_label(labels: Any, label: Any, tree: Any) -> Any:
     selected = keep_selected(jax.tree.map(lambda x: x == label, labels), tree)
-    # If the tree is a single leaf with another label, the result is `()`, an empty tree, because
-    # None would mean that there are no params.
+    # If the tree is a single leaf with another label, the result is the empty tree `()`. None would
+    # mean that there are no params.
     return () if selected is None and tree is not None else selected
 
 

@@ -34,8 +34,8 @@ class TallGramModel(LinearModel):
     def _pull(self, point: Linearization, scale: jax.Array) -> Map | None:
         if self.mode == "forward":  # the function may have no reverse-mode derivative
             return None
-        # Only the acceleration uses this product, and it differentiates the residual function
-        # anyway. Zero columns belong to params with an active bound.
+        # Only the acceleration uses this product, and the acceleration differentiates the residual
+        # function anyway. Zero columns belong to params with an active bound.
         mask = nonzero_columns(point)
         return lambda w: mask * linearise_products(self.flat.r, point.x)[2](w) / scale
 

@@ -65,7 +65,7 @@ def entry_of(cell: Cell) -> BodyArgument:
             first, body_first, carries = loop.consts, loop.consts, loop.carry
         case Cond():
             operands = operands[1:]
-    # After its arguments, a body lists constants, which have no operand.
+    # The inputs of a body end with constants, which have no operand.
     outside = operands[position] if position < len(operands) else None
     if not first <= position < first + carries:
         return BodyArgument(op, outside)

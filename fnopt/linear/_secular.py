@@ -17,7 +17,7 @@ from fnopt.numerics import matmul
 from fnopt.sharding import replicate, while_loop
 
 # Tolerance of the step length, relative to the radius. With 0.1, as in Moré (1978), section 5,
-# NIST's 54 fits take up to a quarter more evaluations in float32, and one fewer is solved.
+# NIST's 54 fits take up to a quarter more evaluations in float32, and one fit fewer is solved.
 _TOLERANCE = 0.2
 _MAX_FACTORIZATIONS = 10  # as in MINPACK's lmpar; two or three are usual
 

@@ -12,7 +12,8 @@ from fnopt.errors import where
 SOLVERS = ("auto", "qr", "cholesky", "cg")
 # Largest smaller side of a Jacobian for which QR costs hardly more than Cholesky.
 _MAX_QR = 64
-# For a larger smaller side, a factorization costs more than a few hundred products with J.
+# Largest smaller side for Cholesky. Above it, a factorization costs more than a few hundred
+# products with J.
 _MAX_CHOLESKY = 8192
 
 

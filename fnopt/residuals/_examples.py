@@ -146,7 +146,8 @@ class Examples(NamedTuple):
         params = replicate_for_batch(params, self.batches)
         K = self.jacobian(params, factor).gram()
         order = np.concatenate(self._order(params))
-        # The orders agree if every function returns one array; indexing would then copy the matrix.
+        # If every function returns one array, the orders agree, and indexing would only copy the
+        # matrix.
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
     def jacobian(self, params: Any, factor: Any = None) -> Any:

@@ -20,8 +20,9 @@ from fnopt.sharding import any_row, psum_rows
 # outliers took 12,058 evaluations with 0.05, 10,510 with 0.3, 8,885 with 0.6 and 11,601 with 1. The
 # number of correct solutions was equal. `python -m benchmarks robust_fits` has similar fits.
 _FLOOR = 0.6
-# Ratio of residual to scale above which a residual is a large outlier. With a linear loss, its cost
-# is over 100 times larger than the others, which then lose two of float32's seven digits.
+# Ratio of residual to scale above which a residual is a large outlier. With a linear loss, the
+# cost of a large outlier is over 100 times the cost of another residual. In their sum, the other
+# residuals then lose two of float32's seven digits.
 _FAR = 100.0
 
 

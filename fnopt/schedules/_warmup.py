@@ -114,7 +114,7 @@ class warmup_stable_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """Return the value after `count` updates."""
         h = numbers(self)
-        # Not `h`, because the sum of two Python numbers is exact; float32 would round it.
+        # The sum of the Python numbers is exact, whereas float32 would round the sum of `h`.
         begin = self.warmup_steps + self.stable_steps
         phase = fraction(count, begin, h.decay_steps)
         if self.decay_type == "cosine":

@@ -184,7 +184,7 @@ class levenberg_marquardt(LeastSquaresMethod):
         half = jnp.asarray(0.5, t.dtype)
         second_order = -t * linear.slope - half * t * t * C
         predicted = jnp.where(second_order > 0, second_order, linear.predicted)
-        # `pull_back` lacks the sign of `a`.
+        # The acceleration is `-pull_back(r_vv)`, so the correction is subtracted from the step.
         correction = half * t * t * pull_back(r_vv)
         limit = jnp.asarray(self.acceleration, t.dtype) * t * linear.length
         is_small = 2 * length(correction) <= limit  # False for NaN

@@ -192,7 +192,7 @@ def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
     dtype = actual.dtype
     half, low = jnp.asarray(0.5, dtype), jnp.asarray(0.1, dtype)
     tiny = jnp.asarray(jnp.finfo(dtype).tiny, dtype)
-    # If the cost increased, the denominator is negative; it may be zero otherwise.
+    # If the cost increased, the denominator is negative. Otherwise the denominator may be zero.
     mu = half * slope / jnp.minimum(slope + actual, -tiny)
     mu = jnp.where(jnp.isfinite(mu), jnp.clip(mu, low, half), low)
     return jnp.where(actual >= 0, half, mu)

@@ -126,7 +126,7 @@ def _refit_failed(task: Task, data: BatchData, ends: LaneEnds, max_steps: int) -
         k = order[i]
         old = jax.tree.map(lambda a: a[k], ends)
         new = _fit_alone(task, data.fit(lambda a: a[k]), max_steps)
-        # A refit that doesn't converge replaces the old result unless its cost is higher.
+        # A refit replaces the old result if it converges, or if its cost isn't higher.
         is_better = is_converged(new.status) | ~(new.cost > old.cost)
         result = select_tree(is_better, new, old)
         result = result._replace(steps=old.steps + new.steps)

@@ -10,11 +10,12 @@ from fnopt.solvers.linear_model._linearization import Linearization
 
 # Lower bound of |D_j x_j|, relative to the residual norm. Measured on the 162 initial guesses of
 # NIST and of Moré, Garbow and Hillstrom, and on 1,200 distant initial guesses. Without the bound, 7
-# and 51 fewer problems are solved; with 0.5, 2 and 17 fewer; with 1, 2 and 3 fewer.
+# of the 162 and 51 of the 1,200 problems are solved no longer. With a bound of 0.5, these are 2 and
+# 17 problems; with a bound of 1, 2 and 3.
 _RELATIVE = 0.7
 # Decay of the scaling per step: a tenth remains after 22 steps. Measured on the initial guesses of
 # NIST, of Moré, Garbow and Hillstrom, and on distant ones (docs/performance.md): 0.8 and 0.95 solve
-# as many problems, except for one or two; 0.5 and 1 solve fewer.
+# as many problems as 0.9, up to one or two. 0.5 and 1 solve fewer.
 _DECAY = 0.9
 
 

@@ -42,7 +42,7 @@ def common_mesh(params: Any, mesh: Any, name: str) -> Any:
         if not meshes:
             example = f" ({leaf_text(shardings[0][0])} has {shardings[0][1]})" if shardings else ""
             raise ValueError(
-                f"{name}: the params are on no mesh{example}, expected params on a mesh. Put the "
+                f"{name}: the params aren't on a mesh{example}, expected params on a mesh. Put the "
                 "params on a mesh with jax.device_put(params, NamedSharding(mesh, "
                 f"PartitionSpec())), pass mesh=, or call {name} within jax.set_mesh(mesh)."
             )

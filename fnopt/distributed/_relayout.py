@@ -60,8 +60,8 @@ def _shards_of(wrapper: sharded, state: Any, params: Any) -> Context:
         raise ValueError(
             f"{leaf_text(name)} of the state: got 8-bit codes without a mesh, expected codes on a "
             f"mesh with the axis {wrapper.axis!r}, whose size is the number of shards. Pass the "
-            "state outside of jax.jit, on as many devices as it was made for (simulated devices "
-            "suffice)."
+            "state outside of jax.jit, on as many devices as the state was made for (simulated "
+            "devices suffice)."
         )
     n = math.prod(mesh.shape[axis] for axis in wrapper.axis)
     return shards_over((), UnshardedLeaves(shapes_by_name(params), n, lambda parts: parts))

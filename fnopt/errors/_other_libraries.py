@@ -168,12 +168,12 @@ def missing_attribute(kind: str, names: dict[str, str]) -> Callable[[Any, str], 
         ...     __getattr__ = missing_attribute("a Result", {"x": "params"})
         >>> Result().x
         Traceback (most recent call last):
-        AttributeError: a Result has no 'x'; write params.
+        AttributeError: a Result has no attribute 'x'; write params.
     """
 
     def raise_missing(self: Any, name: str) -> NoReturn:
         del self
         hint = f"; write {names[name]}" if name in names else ""
-        raise AttributeError(f"{kind} has no {name!r}{hint}.")
+        raise AttributeError(f"{kind} has no attribute {name!r}{hint}.")
 
     return raise_missing

@@ -69,7 +69,7 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("fmin", "fmin_bfgs", "fmin_cg", "fmin_l_bfgs_b", "minimize_scalar"), "fnopt.minimize"
     ),
-    "Bounds": "a pair bounds=(lower, upper), or SciPy's Bounds as it is",
+    "Bounds": "a pair bounds=(lower, upper), or a Bounds object of SciPy",
     **dict.fromkeys(
         ("LinearConstraint", "NonlinearConstraint"),
         "bounds=, projection= or constraints= of fnopt.minimize",

@@ -59,7 +59,7 @@ class Datasets(Model):
             size = "is one number" if count is None else f"has {count} entries"
             raise ValueError(
                 f"{where()}Datasets: xdata {size}, expected a tuple of {self.count} arrays, the "
-                "positions of each data set."
+                "x values of each data set."
             )
 
     @property

@@ -134,6 +134,6 @@ def _pair_moments(
     if len(slot) != 1 or M.size != slot[0].size or M.shape[-2:] != slot[0].shape[-2:]:
         raise ValueError(
             f"{where()}input_moments[{name!r}] has shape {M.shape}, expected "
-            f"{' and '.join(str(C.shape) for C in slot)}, square in the kernel's rows."
+            f"{' and '.join(str(C.shape) for C in slot)}: the shape of X^T X / N."
         )
     return [(slot[0], M.reshape(slot[0].shape))]

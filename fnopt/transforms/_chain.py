@@ -242,7 +242,7 @@ def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
 def _check_single(number: int, who: str, maker: str, what: str = "in this state") -> None:
     if number != 1:
         raise ValueError(
-            f"{who}: {number} states of {maker} are {what}, expected one. Pass the state that the "
+            f"{who}: got {number} states of {maker} {what}, expected one. Pass the state that the "
             "optimizer's update returned, or one of several states by fnopt.named(tx, state)[name]."
         )
 
@@ -277,7 +277,7 @@ def read_slot(
 
     def read_leaf(p: Any, *slots: Any) -> Any:
         pairs = [(s, x) for s, x in zip(states, slots, strict=True) if x is not None]
-        _check_single(max(len(pairs), 1), who, maker, "of one leaf")
+        _check_single(max(len(pairs), 1), who, maker, "for one leaf")
         return read(pairs[0][0], p, pairs[0][1]) if pairs else p
 
     return treedef.unflatten(map(read_leaf, leaves, *columns))

@@ -79,8 +79,9 @@ def stored_value_and_grad(state: Any) -> tuple[jax.Array, Any]:
     pairs = find_values_and_grads(state)
     if len(pairs) != 1:
         raise ValueError(
-            f"value_and_grad_from_state: {len(pairs)} line searches store value and gradient in "
-            "this state, expected one. A backtracking line search needs store_grad=True."
+            f"value_and_grad_from_state: got {len(pairs)} line searches that store value and "
+            "gradient in this state, expected one. A backtracking line search needs "
+            "store_grad=True."
         )
     return pairs[0]
 

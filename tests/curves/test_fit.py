@@ -166,7 +166,7 @@ def test_a_start_that_is_none_is_refused(p0, text):
 
 
 def test_names_of_lmfit_and_uncalled_models_are_explained():
-    with pytest.raises(AttributeError, match=r"a Fit has no 'redchi'; write fit\.reduced_chi_sq"):
+    with pytest.raises(AttributeError, match=r"no attribute 'redchi'; write fit\.reduced_chi_sq"):
         _ = fitted().redchi
     with pytest.raises(AttributeError, match=r"'GaussianModel'\. Did you mean Gaussian\?"):
         _ = fnopt.models.GaussianModel
@@ -185,7 +185,9 @@ def test_a_batch_is_refused_where_one_fit_is_expected():
     fit = fnopt.curve_fit_batch(curve, X, np.stack([Y, Y]), [1.0, 1.0, 1.0])
     with pytest.raises(TypeError, match=r"standard_errors: the fit is a BatchFit.*fit\.errors"):
         fnopt.standard_errors(fit)
-    with pytest.raises(AttributeError, match=r"a BatchFit has no 'popt'; write fit\.params"):
+    with pytest.raises(
+        AttributeError, match=r"a BatchFit has no attribute 'popt'; write fit\.params"
+    ):
         _ = fit.popt
     with pytest.raises(TypeError, match="curve_fit_batch: p0 is a Fit, expected params"):
         fnopt.curve_fit_batch(curve, X, np.stack([Y, Y]), fitted())

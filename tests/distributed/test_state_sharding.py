@@ -141,7 +141,7 @@ def test_shapes_are_not_enough_where_values_are_copied():
 def test_params_on_no_mesh_or_on_two_are_refused():
     tx, mesh = fnopt.adam(1e-3), mesh_of()
     bare = {"w": jnp.ones(2)}
-    with pytest.raises(ValueError, match=r"on no mesh.*mesh="):
+    with pytest.raises(ValueError, match=r"aren't on a mesh.*mesh="):
         distributed.state_sharding(tx, bare)
     assert distributed.state_sharding(tx, bare, mesh=mesh)[0].mu["w"].spec == P()
     other = jax.make_mesh((1,), ("x",), devices=jax.devices()[1:2])
@@ -152,11 +152,11 @@ def test_params_on_no_mesh_or_on_two_are_refused():
     committed = {"w": jax.device_put(jnp.ones(2), jax.devices()[1])}
     with pytest.raises(ValueError, match="leaf 'w' of the params has the sharding"):
         distributed.state_sharding(tx, committed, mesh=mesh)
-    with pytest.raises(ValueError, match=r"on no mesh \(leaf 'w' has SingleDeviceSharding"):
+    with pytest.raises(ValueError, match=r"aren't on a mesh \(leaf 'w' has SingleDeviceSharding"):
         distributed.state_sharding(tx, committed)
     with pytest.raises(ValueError, match="leaf 'b' of the params has the sharding NamedSharding"):
         distributed.init_sharded(tx, mixed)
-    with pytest.raises(ValueError, match="on no mesh"):
+    with pytest.raises(ValueError, match="aren't on a mesh"):
         distributed.scatter_state(distributed.sharded(tx, "data"), tx.init(bare), committed)
     with pytest.raises(ValueError, match=r"axis = 'model', expected an axis of the mesh: \['data'"):
         distributed.state_sharding(tx, whole(), axis="model")

@@ -198,7 +198,9 @@ def test_mistakes_are_named():
         peak + 1.0
     with pytest.raises(TypeError, match="2 can't be combined with a model"):
         2 * peak
-    with pytest.raises(AttributeError, match=r"a model has no 'fit'; write fnopt\.curve_fit"):
+    with pytest.raises(
+        AttributeError, match=r"a model has no attribute 'fit'; write fnopt\.curve_fit"
+    ):
         peak.fit(X, X)
     with pytest.raises(ValueError, match=r"x has shape \(60,\) and y has shape \(59,\)"):
         fnopt.curve_fit(peak, X, X[1:])

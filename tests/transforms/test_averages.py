@@ -121,7 +121,7 @@ def test_there_must_be_one_average():
     with pytest.raises(ValueError, match="0 states of params_ema"):
         fnopt.averaged_params(fnopt.adam(0.1).init(params), params)
     two = fnopt.chain(fnopt.params_ema(), fnopt.params_mean())
-    with pytest.raises(ValueError, match=r"2 states of .* are of one leaf"):
+    with pytest.raises(ValueError, match=r"2 states of .* for one leaf"):
         fnopt.averaged_params(two.init(params), params)
 
 

@@ -44,7 +44,7 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
             arrays = broadcast(arguments)
             if arrays is None:
                 raise
-            shapes = ", ".join(f"{k} has shape {jnp.shape(arguments[k])}" for k in arrays)
+            shapes = ", ".join(f"`{k}` has shape {jnp.shape(arguments[k])}" for k in arrays)
             common = next(iter(arrays.values())).shape
             warnings.warn(
                 f"{name}: {shapes}, expected equal shapes; the arrays are broadcast to {common}. "

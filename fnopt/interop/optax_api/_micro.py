@@ -54,8 +54,8 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
     means = rule in (AccumulationType.MEAN, AccumulationType.RUNNING_MEAN)
     if means and not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(like)):
         raise ValueError(
-            f"microbatch: a result isn't floating, expected a floating array for {rule.value}. "
-            "Accumulate this result by 'sum'."
+            "microbatch: got a result that isn't floating, expected a floating array for "
+            f"{rule.value}. Accumulate this result by 'sum'."
         )
     wide = _leafwise(
         _wide_zeros,

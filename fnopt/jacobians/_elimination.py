@@ -53,7 +53,7 @@ class Elimination:
         >>> print(fnopt.sparse_jacobian(seen).plan(start))
         elimination of 1280 unknowns from 1600 residuals
           first: 400 groups of 3
-          left: 80 unknowns, dense Cholesky
+          remaining: 80 unknowns, dense Cholesky
           factor: 29,200 numbers, 423,866 multiplications
 
     Reference:

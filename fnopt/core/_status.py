@@ -35,8 +35,8 @@ class Status(enum.IntEnum):
     NONFINITE_STEP = 7, "failed: the residuals of every trial step are not finite"
     ILL_POSED = (
         8,
-        "failed: the Jacobian is zero at these params, its squares underflow, or all weights are "
-        "zero",
+        "failed: the Jacobian is zero at these params, the squares of its entries underflow, or "
+        "all weights are zero",
     )
     INFEASIBLE = 9, "failed: a lower bound is above its upper bound, or a bound is NaN"
     WRONG_JACOBIAN = (

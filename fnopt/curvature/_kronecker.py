@@ -130,7 +130,7 @@ class KroneckerModel:
         if self.spec.samples is None and n * rows * bytes_per_row > max_bytes:
             raise ValueError(
                 f"{self.spec.name}: curvature='exact' backpropagates {rows} cotangents per "
-                f"example, {n * rows * bytes_per_row / 1e9:.3g} GB for a batch of {n}; expected "
+                f"example. A batch of {n} needs {n * rows * bytes_per_row / 1e9:.3g} GB, expected "
                 f"{max_bytes / 1e9:.3g} GB at most. Pass smaller batches, or curvature='sampled', "
                 f"which needs {n * bytes_per_row / 1e9:.2g} GB per sample."
             )

@@ -90,9 +90,9 @@ def warn_if_coarse(data: Any, dtype: Any, name: str, caller: str = "curve_fit") 
         is_close = spacings.size and np.median(spacings) < 4 * error
     if (error > _COARSE * span or is_close) and span > noise:
         warnings.warn(
-            f"{caller}: {name} are rounded to {dtype} by up to {error:.2g}, which is coarse "
-            f"for their range of {span:.4g}. Subtract an origin ({name} - {name}[0]), or "
-            "enable jax_enable_x64.",
+            f"{caller}: conversion to {dtype} changes {name} by up to {error:.2g}, expected "
+            f"smaller changes for a range of {span:.4g}. Subtract an origin ({name} - {name}[0]), "
+            "or enable jax_enable_x64.",
             OptimizeWarning,
             stacklevel=4,
         )
@@ -186,8 +186,8 @@ def without_nan(x: Any, y: jax.Array, sigma: Any, policy: str | None) -> tuple[A
         return x, y, sigma
     if policy == "raise":
         raise ValueError(
-            f"curve_fit: the data contain {int(bad.sum())} points that are NaN, expected none. "
-            "Remove them, or pass nan_policy='omit'."
+            f"curve_fit: the data contain NaN at {int(bad.sum())} points, expected no NaN. Remove "
+            "these points, or pass nan_policy='omit'."
         )
     x = x[..., ~bad] if isinstance(x, jax.Array) else x
     return x, y[~bad], _select_sigma(sigma, ~bad)

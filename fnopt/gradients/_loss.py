@@ -65,7 +65,7 @@ def fold_in_step(key: Any, step: Any, name: str) -> Any:
     step = jnp.asarray(step)
     if step.shape != () or not jnp.issubdtype(step.dtype, jnp.integer):
         # A float step is rounded, so two large steps could get the same key.
-        raise TypeError(f"{name}: step is {type_text(step)}, expected one integer.")
+        raise TypeError(f"{name}: the argument `step` is {type_text(step)}, expected one integer.")
     return jax.random.fold_in(key, step.astype(jnp.uint32))
 
 

@@ -121,7 +121,7 @@ class Elimination:
             return f"{of}: {self.instead}"
         lines = [f"elimination of {of}"]
         if self.level:
-            lines.append(f"  first: {self.level.groups} groups of {self.level.size}")
+            lines.append(f"  eliminated: {self.level.groups} groups of {self.level.size} unknowns")
         if not self.is_affordable:
             lines.append(f"  remaining: {self.left} unknowns, too many for Cholesky")
             return "\n".join([*lines, "  steps by conjugate gradients on all unknowns instead"])

@@ -61,13 +61,14 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
 def _check(metrics: Any, step: jax.Array, every: int) -> None:
     if not callable(metrics) or isinstance(metrics, (Mapping, Health)):
         raise TypeError(
-            f"{where()}emit: metrics is a {type(metrics).__name__}, expected a function without "
-            "arguments, as in lambda: {'loss': loss}. emit calls the function only in steps that "
-            "it sends."
+            f"{where()}emit: the argument `metrics` is a {type(metrics).__name__}, expected a "
+            "function without arguments, as in lambda: {'loss': loss}. emit calls the function "
+            "only in the recorded steps."
         )
     if step.ndim or not jnp.issubdtype(step.dtype, jnp.integer):
         raise TypeError(
-            f"{where()}emit: step is {step.dtype}{list(step.shape)}, expected an integer scalar."
+            f"{where()}emit: the argument `step` is {step.dtype}{list(step.shape)}, expected an "
+            "integer scalar."
         )
     check_count(every, "every", "emit")
 

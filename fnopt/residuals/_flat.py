@@ -150,5 +150,5 @@ def _check_residuals(residuals: Any) -> None:
         shapes = [tuple(leaf.shape) for _, leaf in pairs]
         raise ValueError(
             f"{where()}residual_fn returned no residuals (shapes {shapes}), expected at least one. "
-            "Are the data empty?"
+            "Check that the data aren't empty."
         )

@@ -282,7 +282,7 @@ def _default_solver() -> LeastSquaresMethod:
 def _checked_solver(solver: Any, axis_name: Any) -> LeastSquaresMethod:
     solver = _default_solver() if solver is None else solver
     if not isinstance(solver, LeastSquaresMethod):
-        hint = " Call the class." if isinstance(solver, type) else ""
+        hint = " Pass an instance of the class." if isinstance(solver, type) else ""
         raise TypeError(
             f"least_squares: solver = {solver!r}, expected a least-squares solver such as "
             f"fnopt.levenberg_marquardt().{hint}"

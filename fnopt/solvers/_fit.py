@@ -84,8 +84,8 @@ def _solve(
 
     if options.starts > 1 and problem.fitted is not None:
         raise ValueError(
-            f"least_squares: starts = {options.starts} with params on manifolds, expected 1. To "
-            "search from several points, call least_squares for each of them."
+            f"least_squares: starts = {options.starts} with params on manifolds, expected "
+            "starts = 1. To search from several points, call least_squares for each point."
         )
     if options.starts == 1:
         end = solve(setting.x)

@@ -279,7 +279,9 @@ def test_positions_closer_than_float32_are_warned_of():
     """scipy#22568: 600 Hz at 5.99 GHz are one unit in the last place."""
     x = 5.99e9 + 600.0 * np.arange(2000)
     y = np.ones(2000)
-    with pytest.warns(OptimizeWarning, match=r"xdata are rounded to float32.*jax_enable_x64"):
+    with pytest.warns(
+        OptimizeWarning, match=r"conversion to float32 changes xdata.*jax_enable_x64"
+    ):
         fnopt.curve_fit(lambda x, a: a + 0 * x, x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -97,7 +97,7 @@ def test_errors_in_other_arguments():
         add_noise({"n": jnp.zeros(2, jnp.int32)}, KEY, 1.0, 1.0)
     with pytest.raises(ValueError, match="batch_size is 0, expected a positive number"):
         add_noise(jnp.zeros(2), KEY, 1.0, 1.0, batch_size=0)
-    with pytest.raises(TypeError, match=r"step is float32\[\], expected one integer"):
+    with pytest.raises(TypeError, match=r"`step` is float32\[\], expected one integer"):
         add_noise(jnp.zeros(2), KEY, 1.0, 1.0, step=1.5)
 
 

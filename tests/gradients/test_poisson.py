@@ -61,7 +61,7 @@ def test_errors():
         jax.jit(lambda q: poisson_batch(key, 10, q))(0.5)
     with pytest.raises(TypeError, match=r"size is 10\.0, expected an int"):
         poisson_batch(key, 10.0, 0.5)
-    with pytest.raises(TypeError, match=r"step is float32\[\], expected one integer"):
+    with pytest.raises(TypeError, match=r"`step` is float32\[\], expected one integer"):
         poisson_batch(key, 10, 0.5, step=1.5)
     with pytest.raises(TypeError, match="expected one PRNG key"):
         poisson_batch(0, 10, 0.5)

@@ -40,7 +40,7 @@ def test_points_are_eliminated_and_cameras_left_however_they_are_laid_out(one_le
     assert (plan.level.size, plan.level.groups) == (3, 400)
     assert plan.left == 80
     assert str(plan).splitlines()[1:3] == [
-        "  first: 400 groups of 3",
+        "  eliminated: 400 groups of 3 unknowns",
         "  remaining: 80 unknowns, dense Cholesky",
     ]
 

@@ -237,9 +237,11 @@ def test_emit_outside_jit():
 
 
 def test_emit_refuses_what_it_cannot_send():
-    with pytest.raises(TypeError, match="metrics is a dict, expected a function without arguments"):
+    with pytest.raises(
+        TypeError, match="`metrics` is a dict, expected a function without arguments"
+    ):
         emit(print, 0, {"loss": 1.0})
-    with pytest.raises(TypeError, match=r"step is float32\[\], expected an integer scalar"):
+    with pytest.raises(TypeError, match=r"`step` is float32\[\], expected an integer scalar"):
         emit(print, 0.5, dict)
     with pytest.raises(ValueError, match="emit: every is 0, expected at least 1"):
         emit(print, 0, dict, every=0)

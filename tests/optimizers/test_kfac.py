@@ -425,9 +425,7 @@ def test_refuses_what_makes_no_sense():
         fnopt.kfac(net, cross_entropy, batch, sample_fn=net, curvature="exact")
     many = jax.ShapeDtypeStruct((64, 50_000), jnp.float32)
     wide = fnopt.kfac(lambda p, x: x * p, lambda f, x: jnp.sum(f**2), many, curvature="exact")
-    with pytest.raises(
-        ValueError, match=r"backpropagates 50000 cotangents .* GB for a batch of 1;"
-    ):
+    with pytest.raises(ValueError, match=r"backpropagates 50000 cotangents .* A batch of 1 needs"):
         wide.init(jnp.ones(50_000))
     with pytest.raises(ValueError, match="Split the key"):
         fnopt.kfac(net, cross_entropy, (*batch, jax.random.key(0)))

@@ -161,7 +161,7 @@ BAD = [
     ({"max_steps": -1}, ValueError, "max_steps is -1, expected at least 0"),
     ({"max_steps": 2.5}, TypeError, "max_steps is 2.5"),
     ({"solver": fnopt.adam(1e-3)}, TypeError, "expected a least-squares solver such as"),
-    ({"solver": fnopt.levenberg_marquardt}, TypeError, "Call the class"),
+    ({"solver": fnopt.levenberg_marquardt}, TypeError, "Pass an instance of the class"),
 ]
 
 

@@ -246,7 +246,7 @@ def _block_of_product(group: Group, biases: Sequence[Group], max_side: int) -> K
     # One-hot inputs have a diagonal second moment.
     sides = (Side(d, 0) if lookups else _side(d, max_side), _side(k, max_side))
     operations = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
-    repeats = f" at {len(group.sites)} places" if len(group.sites) > 1 else ""
+    repeats = f" in {len(group.sites)} operations" if len(group.sites) > 1 else ""
     why = f"enters by {operations}{repeats}"
     return KroneckerBlock(
         "kronecker", (*group.leaves, *bias), bias, group, layout, taps, t, (d, k), sides, why
@@ -256,7 +256,7 @@ def _block_of_product(group: Group, biases: Sequence[Group], max_side: int) -> K
 def _block_without_product(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
     size = aval.size
     why = (
-        "its products don't use every element exactly once"
+        "its matrix products don't use every entry exactly once"
         if group.form in {"gram", "matrix"}
         else group.why
     )

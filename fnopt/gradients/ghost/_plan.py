@@ -96,7 +96,7 @@ def _group(loss: LossSites, leaves: tuple[int, ...], sites: Sequence[Site]) -> G
     if reasons:
         return Group(leaves, (), "vmap", None, reasons[0])
     if not sites:
-        return Group(leaves, (), "none", None, "the loss does not use it")
+        return Group(leaves, (), "none", None, "the loss does not use the param")
     form, layout, why = _form(loss, sites)
     return Group(leaves, tuple(sites), form, layout, why)
 
@@ -104,7 +104,7 @@ def _group(loss: LossSites, leaves: tuple[int, ...], sites: Sequence[Site]) -> G
 def _form(loss: LossSites, sites: Sequence[Site]) -> tuple[str, FactorLayout | None, str]:
     """Form of the gradient of a group, the layout of its weight, and the reason."""
     if any(site.kind == "direct" for site in sites):
-        return "params", None, "its gradient is hardly larger than its factors"
+        return "params", None, "the gradient is hardly larger than its factors"
     if any(max(site.eqn.params.get("lhs_dilation", ()), default=1) > 1 for site in sites):
         return "params", None, "its convolution has a dilated input, which is mostly zeros"
     layouts = [stacked_layout(site, loss.lengths) for site in sites]

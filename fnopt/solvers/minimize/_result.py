@@ -20,7 +20,7 @@ _MESSAGES = {
     Status.CONVERGED_COST: "converged: the value can't be lowered by more than ftol",
     Status.STALLED: "not converged: no step lowers the value, though the gradient isn't small",
     Status.NONFINITE_START: "failed: the function or its gradient is not finite at these params",
-    Status.NONFINITE_STEP: "failed: every step from here led to non-finite function values",
+    Status.NONFINITE_STEP: "failed: every step led to non-finite function values",
 }
 
 # Attributes of SciPy's result, and what to use instead.

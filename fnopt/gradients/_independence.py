@@ -60,7 +60,7 @@ def check_examples_independent(
         >>> check_examples_independent(lambda w, x: x @ w)(jnp.ones(2), x)
         >>> check_examples_independent(lambda w, x: (x - x.mean(0)) @ w)(jnp.ones(2), x)
         Traceback (most recent call last):
-        ValueError: check_examples_independent: the examples mix: replacing example 0 changed...
+        ValueError: check_examples_independent: the examples aren't independent: a change of...
     """
     check_count(probes, "probes", _NAME)
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)

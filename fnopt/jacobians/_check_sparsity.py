@@ -49,7 +49,7 @@ def check_sparsity(
         >>> check_sparsity(lambda x: x**2, diagonal)(jnp.ones(3))
         >>> check_sparsity(lambda x: x**2 + x[1], diagonal)(jnp.ones(3))
         Traceback (most recent call last):
-        ValueError: check_sparsity: the Jacobian has entries outside of the pattern, expected no...
+        ValueError: check_sparsity: the Jacobian is nonzero outside of the pattern in rows...
     """
     jac = sparse_jacobian(fn, pattern, mode=mode)
 

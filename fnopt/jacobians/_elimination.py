@@ -52,7 +52,7 @@ class Elimination:
         >>> start = {"camera": jnp.ones((20, 4)), "point": jnp.ones((400, 3))}
         >>> print(fnopt.sparse_jacobian(seen).plan(start))
         elimination of 1280 unknowns from 1600 residuals
-          first: 400 groups of 3
+          eliminated: 400 groups of 3 unknowns
           remaining: 80 unknowns, dense Cholesky
           factor: 29,200 numbers, 423,866 multiplications
 

@@ -177,10 +177,11 @@ def health(
         )
     grouping = group(tree, as_groups(groups))
     if not grouping.names:
+        contents = "without leaves"
+        if grouping.skipped:
+            contents = f"of the non-floating leaves {names_text([*grouping.skipped])}"
         raise ValueError(
-            f"{where()}health: the tree has "
-            f"{f'only {names_text([*grouping.skipped])}' if grouping.skipped else 'no leaf'}, "
-            "expected at least one floating leaf."
+            f"{where()}health: got a tree {contents}, expected at least one floating leaf."
         )
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")

@@ -266,7 +266,7 @@ def _branches(treedef: Any, tree: Any, expected: str) -> list[Any]:
         return treedef.flatten_up_to(tree)
     except ValueError as error:
         raise ValueError(
-            f"{where()}jac returned a tree of another structure, expected {expected}, like the "
+            f"{where()}jac returned a tree with the wrong structure, expected {expected}, like the "
             f"result of jax.jacfwd. ({error})"
         ) from None
 

@@ -18,8 +18,8 @@ def checked_starts(starts: int) -> int:
     """Check the number of initial points and return it."""
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
         raise ValueError(
-            f"least_squares: starts = {starts!r}, expected the number of initial points, "
-            "an integer >= 1."
+            f"least_squares: starts = {starts!r}, expected an integer >= 1, the number "
+            "of initial points."
         )
     return starts
 

@@ -227,9 +227,11 @@ def test_wrong_use():
         health(tree, stats=())
     with pytest.raises(ValueError, match="'ratio' needs the params"):
         health(tree, stats="ratio")
-    with pytest.raises(ValueError, match="the tree has no leaf, expected at least one"):
+    with pytest.raises(ValueError, match="a tree without leaves, expected at least one"):
         health({})
-    with pytest.raises(ValueError, match=r"the tree has only \['n'\], expected at least one"):
+    with pytest.raises(
+        ValueError, match=r"of the non-floating leaves \['n'\], expected at least one"
+    ):
         health({"n": jnp.arange(2)})
     with pytest.raises(ValueError, match=r"gradients lack \['v'\]"):
         health(tree, {"v": jnp.ones(2)})

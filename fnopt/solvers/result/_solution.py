@@ -171,8 +171,8 @@ class Solution(NamedTuple, Generic[Params]):
             return text
         curvature = self.certificate.least_curvature
         if curvature is not None and curvature < 0:
-            return f"{text}; not certified, since the cost has negative curvature: a saddle point"
-        return f"{text}; not certified, since the linear model still predicts a decrease"
+            return f"{text}; not certified, because the cost has negative curvature (saddle point)"
+        return f"{text}; not certified, because the linear model predicts a decrease"
 
     def residual_report(self, count: int = 10) -> ResidualReport:
         """Return the residuals of each leaf, and the observations with the largest residuals.

@@ -101,10 +101,11 @@ def minimum_tangent(
         Gould et al. (2016), On differentiating parameterized argmin and argmax problems,
         arXiv:1607.05447.
     """
-    # Under shard_map, the origin varies over devices like x; the tangents of bounds don't.
-    origin, zeros = jnp.zeros_like(x), jnp.zeros(x.shape, x.dtype)
-    mask, shift = (zeros != 0, zeros) if fixed is None else fixed
-    shift = jnp.where(mask, shift, zeros)
+    # Under shard_map, arrays of zeros vary over the same devices as the arrays that they belong to.
+    origin, none = jnp.zeros_like(x), jnp.zeros(x.shape, x.dtype)
+    mask, shift = (none != 0, none) if fixed is None else fixed
+    shift = jnp.where(mask, shift, none)
+    unshifted = jnp.zeros_like(shift)
     is_formed = x.size <= _LARGEST_FORMED or mode != "auto"
     basis = None
     if is_formed and jacobian is not None:
@@ -117,11 +118,11 @@ def minimum_tangent(
     # Params on a bound move with the bound, so their shift is treated as data.
     gradient = _gradient_fn(lambda z, data: cost(x + step(z) + data[1], data[0]), mode)
     _, gradient_change = jax.jvp(
-        lambda data: gradient(origin, data), ((data, zeros),), ((change, shift),)
+        lambda data: gradient(origin, data), ((data, unshifted),), ((change, shift),)
     )
 
     def free_gradient(z: jax.Array) -> jax.Array:
-        return gradient(z, (data, zeros))
+        return gradient(z, (data, unshifted))
 
     H, product = None, lambda v: pushed(free_gradient, (origin,), (v,))[1]
     if is_formed:

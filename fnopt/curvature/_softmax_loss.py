@@ -172,7 +172,7 @@ class _Reader:
         return [self.output(eqn, ins, x) for x in outs]
 
     def output(self, eqn: Any, ins: list[_Value], out: jax.Array) -> _Value:
-        """Classify an output of an equation."""
+        """Classify an output as constant, scores, exponential, sum, linear, or other."""
         name, kinds = eqn.primitive.name, {x.kind for x in ins} - {"constant"}
         if not kinds or name == "stop_gradient" or not is_inexact(out):
             return _Value(out)

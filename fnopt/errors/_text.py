@@ -71,10 +71,10 @@ def import_optional(module: str, user: str, extra: str = "") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.split(".")[0]
-        how = f"`pip install {package}`"
+        message = f"{user} needs {package}: install it with `pip install {package}`."
         if extra:
-            how += f", or all libraries that fnopt.{extra} uses, `pip install 'fnopt[{extra}]'`"
-        raise ImportError(f"{user} needs {package}: install it with {how}.") from error
+            message += f" `pip install 'fnopt[{extra}]'` also installs the related libraries."
+        raise ImportError(message) from error
 
 
 def show_report(self: Any, printer: Any, cycle: bool) -> None:

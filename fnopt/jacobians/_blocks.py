@@ -36,7 +36,7 @@ class Level(NamedTuple):
 
 
 class Gram(NamedTuple):
-    """Index arrays that sum the blocks of the Gram matrix from the entries of the Jacobian."""
+    """Index arrays to assemble the blocks of the Gram matrix from the entries of the Jacobian."""
 
     # Per group size: indices of entries [rows, size]. An index past the end means 0.
     rows: dict[int, np.ndarray]

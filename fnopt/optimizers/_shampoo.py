@@ -124,7 +124,7 @@ class scale_by_shampoo(Matrixwise):
         return [layout.in_blocks(self.block_size) for layout in super().layouts(tree)]
 
     def unused(self) -> frozenset[str]:
-        """Return the slot `nu`, unless Adam's length is grafted."""
+        """Return the names of unused slots: `nu`, unless the step length is grafted from Adam."""
         return frozenset() if self.grafting == "adam" else frozenset({"nu"})
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:

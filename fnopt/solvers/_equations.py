@@ -225,7 +225,7 @@ def _sparse_jacobian_at(
         if J.shape != (x.size, x.size):
             raise ValueError(
                 f"{caller}: jac has shape {J.shape}, expected {(x.size, x.size)}. Pass "
-                "fnopt.sparse_jacobian(fun) of a function that returns the equations alone."
+                "jac=fnopt.sparse_jacobian(g), where g returns only the equations, without aux."
             )
         return J
 

@@ -161,7 +161,7 @@ def stopping_status(
 ) -> jax.Array:
     r"""Return the status after a step, `RUNNING` if no stopping test holds.
 
-    A step converges in the params if :math:`\|D p\| \le \epsilon_x \|D x\|` (MINPACK's xtol).
+    The params have converged if a step has :math:`\|D p\| \le \epsilon_x \|D x\|` (MINPACK's xtol).
 
     Args:
         reached: The linearization at the iterate after the step.

@@ -313,8 +313,8 @@ def _move_array(x: Any, kind: str | None) -> Any:
         return x
     if space is None or kind not in (None, "pinned_host"):
         raise ValueError(
-            f"{where()}memory_kind = {kind!r}, expected another kind, because inside jax.jit, JAX "
-            f"{jax.__version__} can copy to "
-            f"{'no other memory' if space is None else repr('pinned_host') + ' only'}."
+            f"{where()}memory_kind = {kind!r}, expected "
+            f"{'no copy' if space is None else repr('pinned_host')}, because inside jax.jit, JAX "
+            f"{jax.__version__} can't copy to other kinds of memory."
         )
     return jax.device_put(x, space.Host if kind else space.Device)

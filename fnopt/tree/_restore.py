@@ -84,7 +84,10 @@ def _innermost_wrapper(name: str, wrappers: Iterable[str]) -> str | None:
 
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:
-    """Names with the longest common prefix with `name`; members of a chain count the same steps."""
+    """Names that share the longest path prefix with `name`.
+
+    Members of one chain have equal step counts, so their counts can replace a missing count.
+    """
     lengths = {}
     for other in others:
         matches = [a == b for a, b in zip(name.split("/"), other.split("/"), strict=False)]

@@ -101,9 +101,10 @@ def _row(x: Entry, i: int) -> Entry:
 
 
 def _evaluate(entry: Entry) -> Entry:
-    """Evaluate a constant scalar of a carry, such as a loop counter, or drop an array's value.
+    """Evaluate a constant scalar of a carry, such as a loop counter.
 
-    Otherwise, the deferred constants of all iterations would form a long chain.
+    Constant arrays are treated as unknown, because the deferred constants of all iterations would
+    form a long chain.
     """
     if not entry.known or entry.shape:
         return entry if entry.ids is not None else Entry(entry.shape)

@@ -143,7 +143,7 @@ def test_refuses_what_it_cannot_do():
         sparse_hessian(lambda x: jnp.sum(x**2))(jnp.arange(3))
     with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
         sparse_hessian(lambda x: jnp.sum(x**2), np.ones((2, 2), bool))(x)
-    with pytest.raises(ValueError, match="entries from 0 to 7"):
+    with pytest.raises(ValueError, match="indices from 0 to 7"):
         sparse_hessian(lambda x: jnp.sum(x**2), (np.asarray([0, 7]), np.asarray([0, 0])))(x)
     with pytest.raises(TypeError, match=r"boolean array of shape \[n, n\]"):
         sparse_hessian(chain, "band")

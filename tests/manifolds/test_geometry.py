@@ -211,5 +211,5 @@ def test_wrong_arguments_are_refused_by_name():
     ],
 )
 def test_arithmetic_with_a_node_names_its_value(use):
-    with pytest.raises(TypeError, match=r"on\(SO3, float32\[3, 3\]\) is a pytree node.*`.value`"):
+    with pytest.raises(TypeError, match=r"on\(SO3, float32\[3, 3\]\), a pytree node .*`.value`"):
         use(on(SO3, jnp.eye(3)))

@@ -135,7 +135,7 @@ def test_wrong_use():
     with pytest.raises(ValueError, match=r"release = 0\.5, expected release >= 1"):
         health_flags(release=0.5)
     watch = health_flags()
-    with pytest.raises(ValueError, match=r"statistics \('max',\), expected the norm"):
+    with pytest.raises(ValueError, match=r"statistics \('max',\), expected 'norm'"):
         watch.update(health({"w": jnp.ones(2)}, stats="max"), watch.init(1))
     with pytest.raises(ValueError, match=r"shape \(1,\), expected \(2,\).*Call init\(1\)"):
         watch.update(health({"w": jnp.ones(2)}), watch.init(2))

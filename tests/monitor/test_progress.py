@@ -46,7 +46,7 @@ def test_which_metrics_are_shown(clock):
     record = {"step": 0, "loss": 0.5, "histogram/w": [1, 2], "acc": float("nan"), "n": 3}
     assert lines([record]) == ["step 1, loss 0.5, acc nan, n 3"]
     assert lines([record], show=["acc"]) == ["step 1, acc nan"]
-    with pytest.raises(ValueError, match=r"show has \['los'\], expected .*\['step', 'loss'"):
+    with pytest.raises(ValueError, match=r"unknown names \['los'\], expected .*\['step', 'loss'"):
         lines([record], show=["los"])
 
 

@@ -185,7 +185,7 @@ def test_problems_with_too_large_a_factor_form_no_matrix(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "text"), [("forward", r"in the rows \[4\] "), ("reverse", r"and columns \[3\] ")]
+    ("mode", "text"), [("forward", r"in rows \[4\] "), ("reverse", r"and columns \[3\] ")]
 )
 def test_an_entry_outside_of_the_pattern_is_found(mode, text):
     rows, cols = band(9)

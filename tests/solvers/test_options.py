@@ -154,7 +154,7 @@ def test_callbacks_may_have_a_signature_of_scipys(value):
     np.testing.assert_array_equal(seen[0], [1, 2])
     np.testing.assert_array_equal(seen[1].x, [1, 2])
     assert (int(seen[1].nit), float(getattr(seen[1], value))) == (3, 4.0)
-    with pytest.warns(UserWarning, match="no 'x'; write params. The search"):
+    with pytest.warns(UserWarning, match="no attribute 'x'; write params. The search"):
         assert not run_callback(lambda info: info.x, INFO, value)
     assert not run_callback(print, INFO, value)
 

@@ -193,7 +193,7 @@ def test_value_and_gradient_come_from_the_state():
 def test_a_state_without_a_gradient_says_so():
     tx = fnopt.scale_by_backtracking_linesearch(5)
     x = jnp.ones(2)
-    with pytest.raises(ValueError, match="0 line searches store value and gradient"):
+    with pytest.raises(ValueError, match="0 line searches that store value and gradient"):
         fnopt.value_and_grad_from_state(jnp.sum)(x, state=tx.init(x))
 
 

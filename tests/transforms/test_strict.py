@@ -75,7 +75,7 @@ def test_functions_that_get_the_others():
 
 
 def test_other_libraries_take_what_they_say():
-    with pytest.raises(TypeError, match=r"got \['value'\]"):
+    with pytest.raises(TypeError, match=r"got the arguments \['value'\]"):
         update(fnopt.chain(optax.scale(0.1)), value=1.0)
     update(fnopt.chain(optax.chain(optax.scale(0.1))), anything=1.0)
 

@@ -102,7 +102,7 @@ def test_bounds_as_a_list_of_pairs():
     assert lower_and_upper(((0, None), (0, 2)))[1].tolist() == [jnp.inf, 2.0]
     assert lower_and_upper([[0, 1], [0, 2], [0, 3]])[1].tolist() == [1.0, 2.0, 3.0]
     for either in (((0, 2), (0, 3)), [[0, 2], [0, 3]]):
-        text = r"ambiguous, .* pass \[\(0, 2\), \(0, 3\)\], .* \(\[0, 2\], \[0, 3\]\)"
+        text = r"ambiguous, .* Pass \[\(0, 2\), \(0, 3\)\] .* \(\[0, 2\], \[0, 3\]\)"
         with pytest.raises(ValueError, match=text):
             fnopt.minimize(jnp.sum, [1, 1], bounds=either)
     assert float(fnopt.minimize(lambda x: jnp.sum(x**2), [3], bounds=[(1, 9)]).params[0]) == 1

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fnopt
-from benchmarks.cases.structured import seconds
+from benchmarks.cases.structured import gtsam_run, seconds
 from benchmarks.metric import Metric
 from benchmarks.timing import Settings, peer
 from fnopt.manifolds import SE3, SO3, on
@@ -99,13 +99,7 @@ def gtsam_solver(gtsam: Any, edges: np.ndarray, measured: np.ndarray, poses: np.
     factors.add(gtsam.NonlinearEqualityPose3(0, gtsam.Pose3(poses[0])))
     options = gtsam.LevenbergMarquardtParams()
     options.setRelativeErrorTol(TOLERANCE)
-
-    def solve(_: Any) -> Any:
-        optimizer = gtsam.LevenbergMarquardtOptimizer(factors, values, options)
-        optimizer.optimize()
-        return np.asarray([optimizer.error(), optimizer.iterations()])
-
-    return solve
+    return gtsam_run(gtsam, factors, values, options)
 
 
 def run(settings: Settings) -> Iterator[Metric]:

@@ -108,6 +108,11 @@ def gtsam_of(gtsam: Any, scene: Scene) -> Callable[[Any], Any]:
         factors.add(factor)
     options = gtsam.LevenbergMarquardtParams.CeresDefaults()
     options.setRelativeErrorTol(TOLERANCE)
+    return gtsam_run(gtsam, factors, values, options)
+
+
+def gtsam_run(gtsam: Any, factors: Any, values: Any, options: Any) -> Callable[[Any], Any]:
+    """Return a function that runs GTSAM's optimizer; it returns the final cost and the steps."""
 
     def solve(_: Any) -> Any:
         optimizer = gtsam.LevenbergMarquardtOptimizer(factors, values, options)

@@ -102,6 +102,10 @@ class RobustCost(Value):
         rows = (before, after) if pulled is None else (before, after, pulled)
         return _finite_sum(self._map(_reductions, *rows), after, -jnp.inf)
 
+    def weight_rows(self, J: jax.Array, r: jax.Array) -> jax.Array:
+        """Multiply the rows of the Jacobian by the square roots of the losses' curvatures."""
+        return J * self.corrections(r, floor=0.0)[1][:, None]
+
     def corrections(self, r: jax.Array, floor: float = _FLOOR) -> tuple[jax.Array, jax.Array]:
         r"""Factors of residuals and Jacobian rows for the Gauss-Newton model of the cost.
 

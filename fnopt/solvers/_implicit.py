@@ -198,7 +198,7 @@ def _values_at(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -
     # The user's Jacobian isn't used, because J has to be a derivative of the residual function.
     # Therefore arrays that only the user's Jacobian captures have zero derivatives.
     _, J = linearise(problem.flat._replace(derivative=None), x, mode)
-    return problem.cost_at(x), r, problem.weight_rows(J, r)
+    return problem.cost_at(x), r, J if problem.losses is None else problem.losses.weight_rows(J, r)
 
 
 def _triangle_tangent(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.Array:

@@ -134,7 +134,7 @@ def _tangent(
             direction = "forward" if mode == "auto" else mode
             m, losses = points.y.size, task.losses_of(points)
             r, J = value_and_jacobian(lambda x: task.residual(tuple(x), points), x, m, direction)
-            return J if losses is None else J * losses.corrections(r, floor=0.0)[1][:, None]
+            return J if losses is None else losses.weight_rows(J, r)
 
         def summary(x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
             task, points, _ = parts(data)

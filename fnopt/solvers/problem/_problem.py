@@ -158,12 +158,6 @@ class Problem(NamedTuple):
         factors = divide(self.losses.corrections(r, floor=0.0)[1], with_floor)
         return J.times_rows(factors) if isinstance(J, SparseJacobian) else J * factors[:, None]
 
-    def weight_rows(self, J: jax.Array, r: jax.Array) -> jax.Array:
-        """Multiply the rows of the Jacobian by the square roots of the losses' curvatures."""
-        if self.losses is None:
-            return J
-        return J * self.losses.corrections(r, floor=0.0)[1][:, None]
-
 
 class Setting(NamedTuple):
     """The user's problem as functions of a vector, and the conversion of vectors to params."""

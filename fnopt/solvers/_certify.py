@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,22 +9,21 @@ import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
 from fnopt.linear import (
+    SingularFactors,
     Triangle,
     divide,
     gauss_newton_solution,
     length,
     linear_solver,
-    numerical_rank,
     row_triangle,
     singular_triangle,
 )
-from fnopt.residuals import Box
 from fnopt.sharding import psum_rows
 from fnopt.solvers._bounded import free_point, without_active_params
 from fnopt.solvers._loop import SearchState, relative_columns
 from fnopt.solvers._saddle import least_curvature
 from fnopt.solvers._stopping import Tolerances, cost_rounding, negligible_decrease, slopes
-from fnopt.solvers.linear_model._base import LinearModel
+from fnopt.solvers.linear_model._base import LinearModel, singular_null_space
 from fnopt.solvers.linear_model._dense import DenseModel, TriangleModel
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
@@ -128,7 +125,9 @@ def certify(
     if problem.box is not None:
         fixed = problem.box.fixed
         point = without_active_params(point, fixed)
-    end = certified_end(state, point, problem.box, functools.partial(_spectrum, model), tolerances)
+    free, spectrum = free_point(point, problem.box), _spectrum(model, point)
+    free_spectrum = spectrum if problem.box is None else _spectrum(model, free)
+    end = certified_end(state, point, spectrum, free, free_spectrum, tolerances)
     residuals = point.r if state.residuals is None else state.residuals
     finer, rescaled = next_residual_scale(problem, point.cost, residuals, residual_scale)
     rescaled &= _has_ended(state.status) | (state.status == Status.NONFINITE_START.value)
@@ -141,7 +140,7 @@ def certify(
     )
     if not full:
         return end
-    bound = negligible_decrease(free_point(point, problem.box), tolerances)
+    bound = negligible_decrease(free, tolerances)
     curvature = least_curvature(problem, point, bound)
     falls = curvature.falls & _has_ended(state.status) & end.certificate.certified & ~rescaled
     return end._replace(
@@ -159,8 +158,9 @@ def certify(
 def certified_end(
     state: SearchState,
     point: Linearization,
-    box: Box | None,
-    spectrum_of: Callable[[Linearization], Spectrum],
+    spectrum: Spectrum,
+    free: Linearization,
+    free_spectrum: Spectrum,
     tolerances: Tolerances,
 ) -> Certified:
     """Test the final point of a loop by the spectrum of its Jacobian.
@@ -168,12 +168,12 @@ def certified_end(
     Args:
         state: The final state of the loop.
         point: The linearization at the final point.
-        box: The bounds; the optimality tests exclude params with an active bound.
-        spectrum_of: A function from a point to its spectrum.
+        spectrum: The spectrum of the Jacobian at this point.
+        free: The linearization without the params that have an active bound, for the optimality
+            tests.
+        free_spectrum: The spectrum of the Jacobian of `free`.
         tolerances: The tolerances of the method.
     """
-    free, spectrum = free_point(point, box), spectrum_of(point)
-    free_spectrum = spectrum if box is None else spectrum_of(free)
     bound = negligible_decrease(free, tolerances)
     optimal = free_spectrum.decrement <= bound  # False for NaN, after a failed factorization
     stalled = state.status == Status.STALLED.value
@@ -232,9 +232,11 @@ def _spectrum(model: LinearModel, point: Linearization) -> Spectrum:
         return Spectrum(rank, jnp.square(best) / 2, best, null)
     L, c = point.triangle
     factors = singular_triangle(Triangle(L / initial_scale(point.columns)[:, None], c))
-    rank = numerical_rank(factors.s, model.size)
-    kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
-    determined = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
-    null = determined < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)
-    z = gauss_newton_solution(factors, model.size)
+    return singular_spectrum(factors, model.size)
+
+
+def singular_spectrum(factors: SingularFactors, size: int) -> Spectrum:
+    """Return the spectrum from the singular values of a Jacobian with columns of unit length."""
+    rank, null = singular_null_space(factors, size)
+    z = gauss_newton_solution(factors, size)
     return Spectrum(rank, jnp.sum(jnp.square(factors.s * z)) / 2, length(z), null)

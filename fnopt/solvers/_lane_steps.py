@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status
+from fnopt.core import Status, select_tree
 from fnopt.linear import (
     DampedStep,
     Rows,
@@ -18,7 +18,9 @@ from fnopt.linear import (
     length,
     normal_equations,
     rounding_damping,
+    singular_triangle,
     sum_points,
+    triangle,
     unrolled_backward,
     unrolled_cholesky,
     unrolled_forward,
@@ -26,9 +28,11 @@ from fnopt.linear import (
     unrolled_rank,
     unrolled_solve,
 )
+from fnopt.numerics import matmul
 from fnopt.residuals import Box, RobustCost
+from fnopt.sharding import cond
 from fnopt.solvers._bounded import bounded_step
-from fnopt.solvers._certify import Spectrum
+from fnopt.solvers._certify import Spectrum, singular_spectrum
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._loop import SearchState, after_step, metric
 from fnopt.solvers._stopping import Tolerances
@@ -62,11 +66,8 @@ def evaluate(
 
     The normal matrix is a tuple of its entries, or dense if bounds may remove params.
     """
-    columns, residuals = problems.linearise(tuple(x), data)
-    losses, r = problems.losses(data), residuals
-    if losses is not None:
-        a, b = losses.corrections(residuals, **floor)
-        columns, r = [b * column for column in columns], a * residuals
+    columns, r, residuals = _weighted_rows(problems, x, data, **floor)
+    losses = problems.losses(data)
     # Without the barrier, XLA would evaluate the model again for each use of r.
     *columns, r = jax.lax.optimization_barrier((*columns, r))
     sums = normal_equations(columns, r)
@@ -77,6 +78,18 @@ def evaluate(
     norms = jnp.sqrt(jnp.stack([row[-1] for row in sums.A]))
     point = Linearization(x, r, A, cost, jnp.stack(sums.g), norms)
     return point, None if losses is None else LossRows(residuals, columns)
+
+
+def _weighted_rows(
+    problems: LaneProblems, x: jax.Array, data: Any, **floor: float
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Return columns and residuals weighted by a loss, and the residuals before weighting."""
+    columns, r = problems.linearise(tuple(x), data)
+    losses = problems.losses(data)
+    if losses is None:
+        return columns, r, r
+    a, b = losses.corrections(r, **floor)
+    return [b * column for column in columns], a * r, r
 
 
 def costed(problems: LaneProblems, cost: Any, data: Any, *residuals: Any) -> jax.Array:
@@ -94,10 +107,28 @@ def lane_summary(problems: LaneProblems, x: jax.Array, data: Any) -> tuple[jax.A
     `J` has no lower bound on the curvature of a loss.
     """
     point, r = evaluate(problems, x, data, floor=0.0)
-    inverse = over_lanes(gram_spectrum)(point).inverse
+    constants = jax.lax.stop_gradient((point, data))
+    inverse = lane_spectra(problems, *constants, floor=0.0).inverse
+    columns = _weighted_rows(problems, x, data, floor=0.0)[0]
+    inverse = over_lanes(_normal_inverse)(inverse, jnp.stack(columns, axis=1))
     if r is None:
         return point.cost, inverse
     return costed(problems, RobustCost.cost, data, r.residuals), inverse
+
+
+@jax.custom_jvp
+def _normal_inverse(inverse: jax.Array, J: jax.Array) -> jax.Array:
+    """Return the inverse of :math:`J^T J` as a differentiable function of `J`."""
+    del J
+    return inverse
+
+
+@_normal_inverse.defjvp
+def _normal_inverse_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    # dC = -C (dJ^T J + J^T dJ) C, where J C is formed first, because J^T J squares the condition.
+    (C, J), J_dot = primals, tangents[1]
+    K = matmul(C, matmul(J_dot.T, matmul(J, C)))
+    return C, -K - K.T
 
 
 def step(
@@ -198,7 +229,45 @@ def _full(A: Rows) -> jax.Array:
     return jnp.stack([jnp.stack([A[max(i, j)][min(i, j)] for j in n]) for i in n])
 
 
-def gram_spectrum(point: Linearization) -> Spectrum:
+def lane_spectra(
+    problems: LaneProblems, point: Linearization, data: Any, **floor: float
+) -> Spectrum:
+    r"""Return the spectra of all problems.
+
+    The relative error of an inverse normal matrix is about :math:`\epsilon` times the largest
+    variance inflation factor :math:`\|J_j\|^2 \, (J^T J)^{-1}_{jj}`. Problems with factors above
+    :math:`\epsilon^{-1/2}` are factorized without normal equations.
+
+    Reference:
+        Belsley, Kuh and Welsch (1980), Regression Diagnostics, section 3.1 (variance inflation).
+    """
+    # Without the barrier, XLA would compute the inverse again for each of its uses.
+    spectra = jax.lax.optimization_barrier(over_lanes(_gram_spectrum)(point))
+    scale = over_lanes(initial_scale)(point.columns)
+    inflation = jnp.stack([spectra.inverse[j, j] for j in range(len(scale))]) * jnp.square(scale)
+    limit = jnp.asarray(float(jnp.finfo(scale.dtype).eps) ** -0.5, scale.dtype)
+    # A param without a pivot has no variance.
+    is_weak = (spectra.rank < len(scale)) | ~(jnp.max(inflation, axis=0) <= limit)
+
+    def refined() -> Spectrum:
+        columns, r, _ = _weighted_rows(problems, point.x, data, **floor)
+        # Params with an active bound have no column.
+        J = jnp.stack(columns, axis=1) * (point.columns > 0).astype(r.dtype)
+        return select_tree(is_weak, over_lanes(_jacobian_spectrum)(J, r, scale), spectra)
+
+    return cond(jnp.any(is_weak), refined, lambda: spectra)
+
+
+def _jacobian_spectrum(J: jax.Array, r: jax.Array, scale: jax.Array) -> Spectrum:
+    """Return the spectrum of one problem from its Jacobian."""
+    factors = singular_triangle(triangle(J / scale, r))
+    spectrum = singular_spectrum(factors, max(J.shape))
+    directions = jnp.arange(len(scale), dtype=jnp.int32) < spectrum.rank
+    root = jnp.where(directions, divide(factors.Vt.T, factors.s), 0) / scale[:, None]
+    return spectrum._replace(inverse=matmul(root, root.T))
+
+
+def _gram_spectrum(point: Linearization) -> Spectrum:
     """Return the spectrum of one problem from its normal matrix with unit diagonal.
 
     A pivot at rounding level is treated as zero, and its param as linearly dependent on the others.

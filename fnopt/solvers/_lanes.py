@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from fnopt.core import Status, select_tree
 from fnopt.residuals import Box
 from fnopt.sharding import while_loop
+from fnopt.solvers._bounded import free_point
 from fnopt.solvers._certify import certified_end
 from fnopt.solvers._lane_steps import (
     LaneProblems,
     evaluate,
-    gram_spectrum,
+    lane_spectra,
     lane_summary,
     over_lanes,
     step,
@@ -113,8 +114,13 @@ def search_lanes(
     def certify_lanes(lanes: _Lanes, data: Any, box: Box | None) -> tuple[_Lanes, LaneEnds]:
         """Restart the lanes whose certificate failed; return all lanes and their results."""
         search, rounds = lanes.search, lanes.rounds + 1
-        certify = functools.partial(certified_end, spectrum_of=gram_spectrum, tolerances=tolerances)
-        certified = over_lanes(certify)(search, search.point, box)
+        point = free = search.point
+        spectra = free_spectra = lane_spectra(problems, point, data)
+        if box is not None:
+            free = over_lanes(free_point)(point, box)
+            free_spectra = lane_spectra(problems, free, data)
+        certify = functools.partial(certified_end, tolerances=tolerances)
+        certified = over_lanes(certify)(search, point, spectra, free, free_spectra)
         cost, inverse = search.point.cost, certified.inverse
         decreased = (lanes.rounds == 0) | (cost < (1 - tolerances.share) * lanes.cost)
         status = final_status(search.status, certified, decreased, rounds)

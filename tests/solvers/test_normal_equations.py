@@ -63,3 +63,28 @@ def test_a_start_at_the_solution_takes_one_evaluation():
     end = fnopt.least_squares(line, jnp.asarray([1.0, 2.0]), max_steps=0)
     assert end.converged
     assert (int(end.nfev), int(end.njev)) == (1, 1)
+
+
+@pytest.mark.parametrize("is_dependent", [False, True])
+def test_the_rank_in_float32_is_that_of_the_jacobian(is_dependent):
+    # With a condition number of 1e3, the smallest eigenvalues of J^T J are below rounding error.
+    m, n = 100, 80
+    rng = np.random.default_rng(0)
+    U, V = np.linalg.qr(rng.normal(size=(m, n)))[0], np.linalg.qr(rng.normal(size=(n, n)))[0]
+    A = (U * np.geomspace(1, 1e-3, n)) @ V
+    if is_dependent:
+        A[:, 5] = 2 * A[:, 3]
+    A = jnp.asarray(A, jnp.float32)
+    fit = fnopt.least_squares(lambda p: A @ p - 1, jnp.zeros(n))
+    assert fit.rank == n - is_dependent
+    np.testing.assert_array_equal(
+        np.flatnonzero(fit.certificate.undetermined), [3, 5] if is_dependent else []
+    )
+
+
+def test_the_rank_in_float32_of_a_wide_jacobian():
+    m, n = 80, 1100
+    rng = np.random.default_rng(0)
+    U, V = np.linalg.qr(rng.normal(size=(m, m)))[0], np.linalg.qr(rng.normal(size=(n, m)))[0]
+    A = jnp.asarray((U * np.geomspace(1, 1e-3, m)) @ V.T, jnp.float32)
+    assert fnopt.least_squares(lambda p: A @ p - 1, jnp.zeros(n)).rank == m

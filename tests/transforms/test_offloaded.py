@@ -69,7 +69,7 @@ def test_other_memory_under_jit_is_named():
     kinds = {m.kind for m in device.addressable_memories()}
     others = kinds - {"pinned_host", device.default_memory().kind}
     for kind in others:
-        with pytest.raises(ValueError, match="expected 'pinned_host', because inside jax.jit"):
+        with pytest.raises(ValueError, match=r"expected 'pinned_host', because inside jax\.jit"):
             jax.jit(fnopt.offloaded(fnopt.adam(1e-2), kind).init)(PARAMS)
 
 

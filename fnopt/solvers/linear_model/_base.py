@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import System
+from fnopt.linear import SingularFactors, System, numerical_rank
 from fnopt.numerics import matmul
 from fnopt.residuals import FlatResidual, linearise_products
 from fnopt.sharding import psum_rows
@@ -104,6 +104,20 @@ def scaled_rmv(point: Linearization, scale: jax.Array) -> Map:
 def nonzero_columns(point: Linearization) -> jax.Array:
     """Return 1 for params with a nonzero Jacobian column, and 0 for all other params."""
     return (point.columns > 0).astype(point.columns.dtype)
+
+
+def singular_null_space(factors: SingularFactors, size: int) -> tuple[jax.Array, jax.Array]:
+    """Return the rank, and the mask of the params with a component in the null space.
+
+    Args:
+        factors: The singular values and vectors of a Jacobian with columns of unit length.
+        size: The larger dimension of the Jacobian.
+    """
+    rank = numerical_rank(factors.s, size)
+    kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
+    determined = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
+    root = float(jnp.finfo(factors.s.dtype).eps) ** 0.5
+    return rank, determined < 1 - jnp.asarray(root, determined.dtype)
 
 
 def gram_rank(K: jax.Array) -> jax.Array:

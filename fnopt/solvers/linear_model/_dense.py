@@ -19,6 +19,7 @@ from fnopt.linear import (
 )
 from fnopt.numerics import matmul
 from fnopt.residuals import linearise
+from fnopt.sharding import cond
 from fnopt.solvers.linear_model._base import LinearModel, gram_rank, scaled_rmv
 from fnopt.solvers.linear_model._linearization import (
     Linearization,
@@ -75,8 +76,12 @@ class LiftedModel(DenseModel):
 
     def rank(self, point: Linearization) -> jax.Array:
         """Count the singular values above rounding error, with normalized columns."""
-        _, R = jnp.linalg.qr((point.J / initial_scale(point.columns)).T)
-        return numerical_rank(jnp.linalg.svd(R, compute_uv=False), self.size)
+        return _row_rank(point, self.size)
+
+
+def _row_rank(point: Linearization, size: int) -> jax.Array:
+    _, R = jnp.linalg.qr((point.J / initial_scale(point.columns)).T)
+    return numerical_rank(jnp.linalg.svd(R, compute_uv=False), size)
 
 
 class WideGramModel(DenseModel):
@@ -93,5 +98,6 @@ class WideGramModel(DenseModel):
         )
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Count eigenvalues of the Gram matrix above rounding error, with normalized columns."""
-        return gram_rank(gram((point.J / initial_scale(point.columns)).T))
+        """Return the rank; if the Gram matrix doesn't prove full rank, from singular values."""
+        rank = gram_rank(gram((point.J / initial_scale(point.columns)).T))
+        return cond(rank == len(point.r), lambda: rank, lambda: _row_rank(point, self.size))

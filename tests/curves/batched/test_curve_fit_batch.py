@@ -387,3 +387,18 @@ def test_the_cost_of_a_perfect_fit_far_from_one_is_zero(size):
     y = jnp.full((2, 16), size, jnp.float32)
     fits = curve_fit_batch(lambda t, a: a + 0 * t, jnp.arange(16.0), y, (np.float32(size),))
     np.testing.assert_array_equal(fits.cost, 0)
+
+
+@pytest.mark.parametrize("bounds", [None, (-jnp.inf, jnp.inf)])
+def test_errors_in_float32_of_params_with_large_variance_inflation(bounds):
+    # A line far from the origin: the columns 1 and x have the condition number 4e3.
+    x = 1000 + np.linspace(0, 1, 20, dtype=np.float32)
+    y = 2 + 3 * (x - 1000) + 0.01 * np.random.default_rng(0).normal(size=(3, x.size))
+    y = y.astype(np.float32)
+    A = np.stack([np.ones(x.size), x.astype(np.float64)], axis=1)
+    p, squares, *_ = np.linalg.lstsq(A, y.T.astype(np.float64), rcond=None)
+    C = np.linalg.inv(A.T @ A) * squares[:, None, None] / (x.size - 2)
+
+    fit = curve_fit_batch(lambda x, a, b: a + b * x, x, y, p.T.astype(np.float32), bounds=bounds)
+    np.testing.assert_array_equal(fit.rank, 2)
+    np.testing.assert_allclose(fit.covariance, C, rtol=5e-3)

@@ -8,6 +8,7 @@ from fnopt.solvers._driver import least_squares
 from fnopt.solvers._equations import Root
 from fnopt.solvers._gauss_newton import gauss_newton
 from fnopt.solvers._lane_steps import LaneProblems as LaneProblems
+from fnopt.solvers._lane_steps import differentiable_inverse as differentiable_inverse
 from fnopt.solvers._lane_steps import lane_summary as lane_summary
 from fnopt.solvers._lane_steps import over_lanes as over_lanes
 from fnopt.solvers._lanes import LaneEnds as LaneEnds

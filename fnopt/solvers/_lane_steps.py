@@ -107,13 +107,18 @@ def lane_summary(problems: LaneProblems, x: jax.Array, data: Any) -> tuple[jax.A
     `J` has no lower bound on the curvature of a loss.
     """
     point, r = evaluate(problems, x, data, floor=0.0)
-    constants = jax.lax.stop_gradient((point, data))
-    inverse = lane_spectra(problems, *constants, floor=0.0).inverse
-    columns = _weighted_rows(problems, x, data, floor=0.0)[0]
-    inverse = over_lanes(_normal_inverse)(inverse, jnp.stack(columns, axis=1))
+    inverse = lane_spectra(problems, point, data, floor=0.0).inverse
     if r is None:
         return point.cost, inverse
     return costed(problems, RobustCost.cost, data, r.residuals), inverse
+
+
+def differentiable_inverse(
+    problems: LaneProblems, x: jax.Array, data: Any, inverse: jax.Array
+) -> jax.Array:
+    """Return the inverse of :func:`lane_summary` as a function of the params and the data."""
+    columns = _weighted_rows(problems, x, data, floor=0.0)[0]
+    return over_lanes(_normal_inverse)(inverse, jnp.stack(columns, axis=1))
 
 
 @jax.custom_jvp

@@ -17,7 +17,7 @@ from fnopt.numerics import is_inexact, per_row
 from fnopt.programs import convert_closure
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
 from fnopt.sharding import pvary_like
-from fnopt.solvers import LaneEnds, lane_summary
+from fnopt.solvers import LaneEnds, differentiable_inverse
 
 _IN_LOOPS = hasattr(jax, "set_mesh")  # JAX 0.8 and later transpose linear solves in loops
 
@@ -118,7 +118,7 @@ def _tangent(
     mode = "auto" if task_of(closed).solver is None else "reverse"
 
     def fit_tangent(fit: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        x, inexact, others, d_rows = fit
+        x, end_inverse, inexact, others, d_rows = fit
 
         def parts(data: Any) -> tuple[Task, Points, Box | None]:
             closed, shared = _merge(data[0], common_others)
@@ -138,9 +138,9 @@ def _tangent(
 
         def summary(x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
             task, points, _ = parts(data)
-            lane = jax.tree.map(lambda a: a[..., None], (x, points))
-            cost, inverse = lane_summary(task.problems(Points(None)), *lane)
-            return cost[0], inverse[..., 0]
+            lane = jax.tree.map(lambda a: a[..., None], (x, points, end_inverse))
+            inverse = differentiable_inverse(task.problems(Points(None)), *lane)
+            return task.cost(tuple(x), points), inverse[..., 0]
 
         data, d_data = (common, inexact), (d_common, d_rows)
         active = None
@@ -153,7 +153,7 @@ def _tangent(
         dx = minimum_tangent(cost, x, data, d_data, active, mode, jacobian=jacobian)
         return dx, *pushed(summary, (x, data), (dx, d_data), mode)[1]
 
-    fits = jax.tree.map(lambda a: a[index], (end.x, rows, rows_others, d_rows))
+    fits = jax.tree.map(lambda a: a[index], (end.x, end.inverse, rows, rows_others, d_rows))
     # JAX 0.7 can't transpose a linear solve in a loop, so all fits are differentiated at once.
     map_chunks = functools.partial(lax.map, fit_tangent, batch_size=chunk)
     results = map_chunks(fits) if _IN_LOOPS else jax.vmap(fit_tangent)(fits)

@@ -18,9 +18,6 @@ def _is_concrete(x: Any) -> bool:
     return not isinstance(x, Tracer)
 
 
-_COARSE = 1e-3  # largest rounding error of the data without a warning, relative to their range
-
-
 def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
     """Return `sigma` as a keyword of `least_squares`, or `weights` if an entry is infinite."""
     # Weights of 0 exclude points, even if the model isn't finite there.
@@ -83,12 +80,15 @@ def warn_if_coarse(data: Any, dtype: Any, name: str, caller: str = "curve_fit") 
         return
     with np.errstate(invalid="ignore"):
         error, span = np.max(np.abs(data - data.astype(dtype))), np.ptp(data)
-        # Rounding errors in float64 let constant data vary by this number.
-        noise = 1e3 * np.finfo(float).eps * np.max(np.abs(data))
+        # Higham (2002), section 4.2: the rounding error of a sum of as many terms, relative to the
+        # sum of their magnitudes. Constant data may vary by this number.
+        noise = data.size * np.finfo(float).eps * np.max(np.abs(data))
         spacings: Any = np.diff(np.unique(data)) if name in ("xdata", "x") else np.empty(0)
         # Rounding changes a spacing by up to 2 `error`, half of a spacing of 4 `error`.
         is_close = spacings.size and np.median(spacings) < 4 * error
-    if (error > _COARSE * span or is_close) and span > noise:
+    # With an error above eps^(1/2) of the range, differences of the data lose half of the digits.
+    is_coarse = error > float(jnp.finfo(dtype).eps) ** 0.5 * span
+    if (is_coarse or is_close) and span > noise:
         warnings.warn(
             f"{caller}: conversion to {dtype} changes {name} by up to {error:.2g}, expected "
             f"smaller changes for a range of {span:.4g}. Subtract an origin ({name} - {name}[0]), "

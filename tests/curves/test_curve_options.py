@@ -9,6 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.curves import OptimizeWarning
+from fnopt.curves._curve_data import warn_if_coarse
 
 X = np.linspace(0.0, 4.0, 30)
 Y = 2.5 * np.exp(-1.3 * X) + 0.5 + 0.1 * np.random.default_rng(1).standard_normal(30)
@@ -71,6 +72,23 @@ def test_data_that_float32_cannot_tell_apart():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fnopt.curve_fit(lambda x, a: a + 0 * x, t - t[0], Y)
+
+
+@pytest.mark.parametrize("offset", [0.0, 3e2, 3e3, 3e4, 3e6])
+def test_data_that_lose_half_of_their_digits_in_float32(offset):
+    y = offset + Y
+    lost = np.max(np.abs(y.astype(np.float32) - y)) / np.ptp(y)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_if_coarse(y, np.dtype("float32"), "ydata")
+    assert bool(found) == (lost > 2.0**-11.5)
+
+
+def test_rounding_errors_of_constant_data_do_not_warn():
+    n = np.arange(1.0, 31.0)
+    y = np.cumsum(np.full(30, 1e7 / 3)) / n
+    assert np.ptp(y) > 0
+    warn_if_coarse(y, np.dtype("float32"), "ydata")
 
 
 def test_a_covariance_says_why_it_is_infinite():

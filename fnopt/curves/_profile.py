@@ -16,7 +16,8 @@ from fnopt.jacobians import ravel
 from fnopt.residuals import box_of
 from fnopt.solvers import errors_of, least_squares
 
-# Tolerance relative to the quantile, far below the statistical error of an interval's end.
+# Tolerance relative to the quantile. The estimated standard deviation of the data has a relative
+# standard error of (2 dof)^(-1/2), which is larger for less than 500,000 degrees of freedom.
 _TOLERANCE = 1e-3
 _MOST_REFITS = 30  # 30 doublings of the step reach 1e9 standard errors
 

@@ -17,7 +17,8 @@ from fnopt.errors import explain_jax_errors, explain_missing_keys
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import TracedFunction, is_eager, trace_function
 
-# The compile time of the unrolled factorization grows with the cube of the number of params.
+# The program of the unrolled factorization and solution has 96, 416, 2,240 and 14,208 operations
+# for 4, 8, 16 and 32 params, and compiles in 0.4, 1.0, 2.7 and 11 s (CPU time).
 _MOST_PARAMS = 16
 
 Params = tuple[jax.Array, ...]

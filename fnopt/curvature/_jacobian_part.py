@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.gradients import BoundLoss, gradient_bytes
 from fnopt.gradients.ghost import GhostRows, multiply_rows, record_rows, trace_ghost
+from fnopt.jacobians import map_in_chunks
 from fnopt.numerics import (
     HIGHEST,
     compute_dtype,
@@ -281,4 +282,6 @@ def _gram(rows: Any, other_rows: Any) -> jax.Array:
 def _push_rows(rows: Any, formed: FormedRows) -> jax.Array:
     """Inner products of formed rows with rows on a tape, `[formed, recorded]`."""
     vectors = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), formed.rows)
-    return jax.lax.map(lambda row: rows.push(row).reshape(-1), vectors, batch_size=16)
+    count = jax.tree.leaves(vectors)[0].shape[0]
+    row = lambda i: jax.tree.map(lambda x: x[i], vectors)  # noqa: E731
+    return map_in_chunks(lambda v: rows.push(v).reshape(-1), row, count)

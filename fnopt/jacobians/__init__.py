@@ -13,6 +13,7 @@ from fnopt.jacobians._flat import forward_from_reverse as forward_from_reverse
 from fnopt.jacobians._flat import is_about_forward_mode as is_about_forward_mode
 from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
 from fnopt.jacobians._flat import lacks_forward as lacks_forward
+from fnopt.jacobians._flat import map_in_chunks as map_in_chunks
 from fnopt.jacobians._of_function import JacobianOperator, jacobian
 from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix
 from fnopt.jacobians._per_example import per_example_jacobian

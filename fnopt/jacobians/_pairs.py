@@ -83,7 +83,7 @@ Shapes = tuple[tuple[int, ...], ...]
 """The shapes of the params' leaves."""
 
 # Largest number of different group sizes. The compiled program has operations for each pair of
-# sizes.
+# sizes, and four sizes have 10 pairs.
 _SIZES = 4
 
 

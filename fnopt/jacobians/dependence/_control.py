@@ -12,9 +12,10 @@ from fnopt.jacobians.dependence._sets import ALL, Sets
 from fnopt.jacobians.dependence._sums import mixed
 from fnopt.programs import Cond, Scan, While, control_view
 
-# Largest number of equations of an unrolled scan, to bound the time of the analysis.
+# Largest number of equations of an unrolled scan: 20,000 equations of 20 elements take 2 seconds.
 _UNROLLED = 20_000
-# Largest number of iterations to the fixed point of a loop, to bound the time of the analysis.
+# Largest number of iterations to the fixed point of a loop. Each iteration reaches one more link of
+# a chain of variables, each of which is computed from the previous one.
 _ROUNDS = 32
 
 Run = Callable[[jex.ClosedJaxpr, list[Entry]], list[Entry]]

@@ -7,7 +7,8 @@ import numpy as np
 from fnopt.jacobians._pairs import distinct
 
 EMPTY, ALL = 0, 1
-# Largest total size of the sets in one union; for larger sets the union is ALL.
+# Largest total size of the sets in one union, whose sorted int64 keys take 0.5 GB; for larger sets
+# the union is ALL.
 _MOST_UNION_MEMBERS = 2**25
 
 

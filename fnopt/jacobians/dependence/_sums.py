@@ -12,7 +12,8 @@ from fnopt.jacobians.dependence._moves import pad_array
 from fnopt.jacobians.dependence._rule import Entry, Operation
 from fnopt.jacobians.dependence._sets import EMPTY, Sets
 
-# Largest number of products for which the zeros of a known matrix are used, to bound the memory.
+# Largest number of products for which the zeros of a known matrix are used. The indices of as many
+# products take 0.4 GB: an int32 and an int64 each.
 _MOST_PRODUCTS = 2**25
 
 

@@ -140,9 +140,10 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
 
     def combine(x: jax.Array, n: int) -> jax.Array:
         mean, agreement = jnp.mean(x, axis=0), jnp.abs(jnp.mean(jnp.sign(x), axis=0))
-        # Rounding to an integer count removes rounding errors of the mean, and 1e-6 removes the
-        # rounding error of `threshold * n`, such as 0.7 * 10.
-        agrees = jnp.round(agreement * n) >= threshold * n - 1e-6
+        # Rounding to an integer count removes rounding errors of the mean. `needed` allows for the
+        # rounding errors of the threshold and of the product, such as 0.7 * 10.
+        needed = threshold * n * (1 - 2 * math.ulp(1.0))
+        agrees = jnp.round(agreement * n) >= needed
         return jnp.where(agrees, mean, jnp.zeros_like(mean))
 
     return _aggregate(grads, "sign_agreement", combine)

@@ -167,7 +167,9 @@ def _noisy(grad: jax.Array, key: Any, stddev: jax.Array) -> jax.Array:
     return (grad.astype(dtype) + stddev.astype(dtype) * noise).astype(grad.dtype)
 
 
-# With the default capacity, a batch overflows with probability at most exp(-_LOG_ODDS) = 1e-10.
+# With the default capacity, a batch overflows with probability at most exp(-_LOG_ODDS) = 1e-10, and
+# one of 1e6 batches with at most 1e-4. For 256 of 60,000 examples, 1e-5 instead of 1e-10 saves 10 %
+# of the capacity.
 _LOG_ODDS = 10 * math.log(10)
 
 

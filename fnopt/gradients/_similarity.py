@@ -276,8 +276,8 @@ def _scale_gradients(measure_chunk: Measure, chunk: Any) -> _Scaled:
     (loss, aux), norm = gradients.loss_and_aux, gradients.norms()[0]
     has_direction = jnp.isfinite(norm) & (norm > 0)
     exponent = jnp.round(jnp.log2(jnp.where(has_direction, norm, jnp.ones_like(norm))))
-    # `2**-exponent` must neither overflow nor be subnormal; 4 is a margin.
-    top = jnp.finfo(norm.dtype).maxexp - 4
+    # `2**-exponent` is neither subnormal nor infinite up to the smallest normal number's exponent.
+    top = -int(jnp.finfo(norm.dtype).minexp)
     exponent = jax.lax.stop_gradient(jnp.clip(exponent, -top, top)).astype(jnp.int32)
     # Multiplication by a power of two is exact.
     factors = jnp.ldexp(jnp.ones_like(norm), -exponent)

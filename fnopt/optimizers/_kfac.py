@@ -19,7 +19,7 @@ from fnopt.core import (
     static,
 )
 from fnopt.numerics import safe_increment, zero_count
-from fnopt.optimizers._batch_step import step_dtype
+from fnopt.optimizers._batch_step import REJECTION_FACTOR, step_dtype
 from fnopt.optimizers._kfac_objective import Objective, example_shapes
 from fnopt.optimizers._kfac_state import (
     Averages,
@@ -28,6 +28,7 @@ from fnopt.optimizers._kfac_state import (
     are_all_finite,
     averages_of,
     find_finite_blocks,
+    in_range,
     replace_nonfinite,
     status_after,
     update_averages,
@@ -38,9 +39,6 @@ from fnopt.transforms import all_finite
 
 if TYPE_CHECKING:
     from fnopt.curvature import Combination, KroneckerModel, KroneckerSpec
-
-_SMALLEST_DAMPING, _LARGEST_DAMPING = 1e-30, 1e30  # finite and nonzero in float32
-_REJECTION_FACTOR = 8.0  # factor of the damping after a rejected step
 
 
 class kfac(Transformation):
@@ -262,7 +260,7 @@ class kfac(Transformation):
         adapted, decreases, after = self._adapt(objective, state, update, value, best, noise, now)
         is_finite = is_finite & jnp.isfinite(after)
         accepted = is_finite & decreases
-        larger = jnp.minimum(_REJECTION_FACTOR * state.damping, _LARGEST_DAMPING)
+        larger = in_range(REJECTION_FACTOR * state.damping)
         larger = jnp.where(is_defined, larger, state.damping)
         momentum = cast_like(step, state.momentum)
         new = (averages.averaged, adapted, best.weights, *averages[1:], momentum)
@@ -334,11 +332,11 @@ class kfac(Transformation):
             one = jnp.ones_like(factor)
             # The Levenberg-Marquardt rule of Martens and Grosse (2015), section 6.5.
             by_gain = jnp.where(gain > 0.75, factor, jnp.where(gain < 0.25, 1 / factor, one))
-            # A gain below rounding error is inconclusive, unless the damping caused the small step.
+            # A gain below rounding error is inconclusive, unless the damping caused the small step,
+            # as 99 % of the second derivative.
             by_share = jnp.where(best.share < 0.01, factor, one)
             damping = state.damping * jnp.where(is_significant, by_gain, by_share)
-            damping = jnp.clip(damping, _SMALLEST_DAMPING, _LARGEST_DAMPING)
-            return damping, after <= value + noise, after
+            return in_range(damping), after <= value + noise, after
 
         return jax.lax.cond(now, compare, lambda: (state.damping, jnp.ones((), bool), value))
 

@@ -52,6 +52,7 @@ class Objective:
         # Errors of the outputs are independent, so the error of the sum is the sum of the moduli
         # divided by sqrt(size).
         output_error = self.model.total(jnp.sum(jnp.abs(cotangent * self.outputs))) / size**0.5
+        # A few rounding errors of every number, 8 as in `minimize`.
         return 8 * (jnp.finfo(value.dtype).eps * jnp.abs(value) + eps * output_error)
 
     def best(

@@ -220,6 +220,12 @@ def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
     )
 
 
+def in_range(damping: jax.Array) -> jax.Array:
+    """Clip the damping so that it is positive and its inverse is finite."""
+    tiny = jnp.finfo(damping.dtype).tiny
+    return jnp.clip(damping, tiny, 1 / tiny)
+
+
 def status_after(
     accepted: jax.Array, is_intact: jax.Array, is_defined: jax.Array, is_finite: jax.Array
 ) -> jax.Array:

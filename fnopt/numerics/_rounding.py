@@ -15,7 +15,10 @@ import jax.numpy as jnp
 
 # Exponent of the smallest normal float32: some devices flush smaller numbers to zero.
 _MIN_EXPONENT = -126
-_MAX_SHARED = 4096  # largest size of an array whose random bits come from a draw for many arrays
+# Largest size of an array whose random bits come from a draw for many arrays. A shared draw takes
+# twice the temporary memory: 1.3 MB for 20 arrays of this size, 5.3 MB for arrays of 16,384. For
+# arrays of 65,536 it also takes twice the time.
+_MAX_SHARED = 4096
 # `fold_in` data of the first separate draw. The shared draws use 16 and 32, their bits per number.
 _FIRST_DRAW = 64
 

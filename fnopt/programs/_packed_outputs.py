@@ -1,8 +1,6 @@
 """Small outputs of a program, packed into one vector for each dtype.
 
-Each output of an XLA program costs time in every call and a kernel to compile. An eager `minimize`
-with 200 scalar leaves took 8.9 ms of CPU time with packing and 77 ms without packing. With 20
-leaves, the times were 1.6 ms and 8.6 ms.
+Each output of an XLA program costs time in every call and a kernel to compile.
 """
 
 from __future__ import annotations
@@ -19,7 +17,9 @@ import numpy as np
 
 from fnopt.numerics import is_inexact
 
-_MIN_ARRAYS = 17  # minimum number of arrays of one dtype to pack
+# Minimum number of arrays of one dtype to pack. With packing, an eager `minimize` of 4, 10, 20, 60
+# and 200 scalar leaves takes 1.1, 1.1, 1.0, 0.9 and 0.8 times as long as without (CPU time).
+_MIN_ARRAYS = 17
 _MAX_SIZE = 1024  # maximum size of an array to pack; a copy of a larger array takes time
 
 

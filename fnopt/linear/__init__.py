@@ -17,6 +17,7 @@ from fnopt.linear._norms import least_square_sum as least_square_sum
 from fnopt.linear._norms import length as length
 from fnopt.linear._norms import norm
 from fnopt.linear._norms import row_norm as row_norm
+from fnopt.linear._secular import ROUNDING_MARGIN as ROUNDING_MARGIN
 from fnopt.linear._secular import dogleg_step
 from fnopt.linear._secular import rounding_damping as rounding_damping
 from fnopt.linear._system import DampedStep, System, linear_solver

@@ -59,6 +59,7 @@ def matrix_inverse_pth_root(
     matrix = jnp.asarray(matrix)
     A = _check_square(matrix, "matrix_inverse_pth_root")
     largest, _ = power_iteration(A, precision=precision)
+    # The defaults and the bound 1e-16 for a matrix of zeros are from optax.
     ridge = jnp.asarray(ridge_epsilon, A.dtype) * jnp.maximum(largest.astype(A.dtype), 1e-16)
     eye = jnp.eye(A.shape[0], dtype=A.dtype)
     A = A + ridge * eye
@@ -77,7 +78,7 @@ def matrix_inverse_pth_root(
 
     def unfinished(state: Any) -> jax.Array:
         *_, error, before, i = state
-        # The error may grow slightly before it decreases.
+        # The error may grow slightly before it decreases; the factor 1.2 is from optax.
         return (error > error_tolerance) & (error < 1.2 * before) & (i < num_iters)
 
     M, X = z * A, z ** (1 / p) * eye

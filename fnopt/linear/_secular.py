@@ -20,6 +20,9 @@ from fnopt.sharding import replicate, while_loop
 # NIST's 54 fits take up to a quarter more evaluations in float32, and one fit fewer is solved.
 _TOLERANCE = 0.2
 _MAX_FACTORIZATIONS = 10  # as in MINPACK's lmpar; two or three are usual
+# Smallest damping, relative to the error of a factorization. Rounding errors in undetermined
+# directions are then 1 / 32 of the step.
+ROUNDING_MARGIN = 32
 
 
 class Damped(NamedTuple):
@@ -75,7 +78,7 @@ def rounding_damping(top: jax.Array, k: int) -> jax.Array:
         k: The number of entries in a row of the factor.
     """
     info = jnp.finfo(top.dtype)
-    eps = jnp.asarray(32 * math.sqrt(k) * info.eps, top.dtype)
+    eps = jnp.asarray(ROUNDING_MARGIN * math.sqrt(k) * info.eps, top.dtype)
     return jnp.maximum(eps * top, jnp.asarray(info.tiny, top.dtype))
 
 
@@ -154,8 +157,9 @@ def _next_damping(
     low = jnp.where(short, state.low, jnp.maximum(state.low, lam))
     # Hebden's step is Newton's step for 1 / length, which is nearly linear in the damping.
     hebden = lam + (jnp.square(length) / state.solution.slope) * (length - radius) / radius
-    # If Hebden's step leaves the bracket, use the geometric mean of the bracket, but at least ten
-    # times its lower end. The roots come first, because the product may overflow.
+    # If Hebden's step leaves the bracket, use the geometric mean of the bracket, but at least its
+    # lower end times Marquardt's factor of 10. The roots come first, because the product may
+    # overflow.
     mean = jnp.maximum(jnp.sqrt(low) * jnp.sqrt(high), jnp.asarray(10, low.dtype) * low)
     lam = jnp.where((hebden > low) & (hebden < high), hebden, jnp.minimum(mean, high))
     return jnp.maximum(lam, min_damping), low, high

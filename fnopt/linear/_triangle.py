@@ -14,6 +14,7 @@ from fnopt.numerics import matmul
 from fnopt.sharding import concatenate
 
 # Relative noise of a Jacobian in machine epsilons: its entries may have errors of a few epsilons.
+# With 8 and 128, NIST's 54 fits end alike, in float64 and in float32.
 _NOISE = 32
 
 

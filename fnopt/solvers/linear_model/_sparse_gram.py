@@ -12,6 +12,7 @@ from jax import lax
 
 from fnopt.jacobians import SparseJacobian, Sparsity, band_of, elimination
 from fnopt.linear import (
+    ROUNDING_MARGIN,
     BandedGramSystem,
     BlockLayout,
     EliminatedGramSystem,
@@ -178,7 +179,7 @@ class SparseGramModel(LinearModel):
         zero, moving = jnp.zeros((), point.x.dtype), nonzero_columns(point)
         system = self.system(point, initial_scale(point.columns), zero)
         values, V = smallest_eigenvalues(system, moving)
-        null = values <= 32**-2
+        null = values <= ROUNDING_MARGIN**-2
         weight = jnp.sum(jnp.where(null, jnp.square(V), 0), axis=1)
         root = jnp.asarray(jnp.finfo(V.dtype).eps ** 0.5, V.dtype)
         mask = jnp.any(null) & (weight > root * jnp.max(weight))

@@ -129,8 +129,9 @@ class RobustCost(Value):
         """
         slope, curvature = self._map(_slopes, r)
         w = jnp.maximum(curvature, jnp.asarray(floor, r.dtype) * slope)
-        # The curvature of a linear loss is rounding error. XLA may round it differently in two
-        # computations, so it must not decide about a residual.
+        # The curvature of a linear loss is rounding error, of one machine epsilon of the slope on a
+        # CPU. XLA may round it differently in two computations, so it must not decide about a
+        # residual.
         curved = w > jnp.asarray(16 * jnp.finfo(r.dtype).eps, r.dtype) * slope
         root = jnp.sqrt(jnp.where(curved, w, jnp.ones_like(w)))
         zero = jnp.zeros_like(w)
@@ -172,10 +173,11 @@ def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
 def _scaled_square(c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
     r"""Return the square of the clipped residual `r / c`, and the ratio of clipped to original.
 
-    A ratio above :math:`\epsilon^{-1.6}` is clipped. The square of a much larger ratio would
-    overflow, and its cost already hides the digits of all other costs.
+    A ratio above the cube root of the dtype's largest number is clipped. The second derivative of a
+    linear loss contains the cube of the ratio, which would overflow. The cost of such a residual
+    already hides the digits of all other costs.
     """
-    limit = jnp.asarray(jnp.finfo(r.dtype).eps ** -1.6, r.dtype)
+    limit = jnp.asarray(2.0 ** (jnp.finfo(r.dtype).maxexp // 3), r.dtype)
     size = jnp.abs(r / c)
     ratio = jnp.where(size > limit, limit / size, jnp.ones_like(size))
     return jnp.square(jnp.clip(r / c, -limit, limit)), ratio

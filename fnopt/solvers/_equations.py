@@ -318,7 +318,8 @@ def _correct_and_check_root(
     # Least squares also converges at a nonzero minimum of the residual norm. The residual at the
     # initial guess isn't a suitable scale for the test, because it may be arbitrarily large.
     r, x = fit.residuals, fit.params
-    # Chosen: eps^(2/3) is 200 times (float64: 2e5 times) the rounding error eps |J| |x|.
+    # Dennis and Schnabel (1983), section 7.2: two thirds of the digits. eps^(2/3) is 200 times
+    # (float64: 2e5 times) the rounding error eps |J| |x|.
     tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)
     residual_size, terms = jnp.abs(r), jnp.zeros_like(r)
     if sparse is not None:
@@ -338,8 +339,8 @@ def _correct_and_check_root(
     new_r = r_fn(new_x)
     # Newton steps towards a root at infinity reduce the residuals without shrinking.
     shrinks = jnp.abs(last_step) <= jnp.maximum(jnp.abs(first_step) / 2, tol * jnp.abs(new_x))
-    # Ten steps towards a root of multiplicity k multiply the residual by (1 - 1/k)^(10 k), which is
-    # below exp(-10) = 5e-5. The bound 1e-3 is chosen, with a margin.
+    # Newton steps towards a root of multiplicity k multiply the residual by (1 - 1/k)^k per step,
+    # which is below exp(-1). Seven of the ten steps suffice: exp(-7) = 1e-3.
     reduced_1000_fold = jnp.abs(new_r) <= jnp.asarray(1e-3, r.dtype) * residual_size
     passes_newton_test = reduced_1000_fold & jnp.all(shrinks)
     no_larger = jnp.all(jnp.abs(new_r) <= jnp.maximum(residual_size, tol * terms))

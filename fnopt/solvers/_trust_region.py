@@ -261,8 +261,7 @@ def _clip_inverse_damping(radius: jax.Array) -> jax.Array:
     """Clip the inverse damping, so that its inverse doesn't overflow and is at least epsilon."""
     # Scaled columns have a norm of about 1, so a smaller damping would be lost in rounding.
     info = jnp.finfo(radius.dtype)
-    lower = jnp.asarray(8 * info.tiny, radius.dtype)
-    return jnp.clip(radius, lower, jnp.asarray(1 / info.eps, radius.dtype))
+    return jnp.clip(radius, info.tiny, 1 / info.eps)
 
 
 def _backtracking(step: StepEvaluation) -> jax.Array:

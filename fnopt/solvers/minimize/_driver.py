@@ -214,15 +214,14 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
     return method
 
 
-# Up to this number of params, BFGS needs fewer evaluations than L-BFGS.
-_MAX_BFGS_PARAMS = 20
-
-
 def _default_method(params: Any, bounds: Any, projection: Any) -> MinimizeMethod:
     if projection is not None:
         return projected_gradient()
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    return bfgs() if size <= _MAX_BFGS_PARAMS and bounds is None else lbfgsb()
+    limited = lbfgsb()
+    # BFGS takes fewer evaluations in general: on four functions with 20 params, 426 instead of 609.
+    # Up to this number of params, its n^2 numbers take no more memory than L-BFGS-B's pairs.
+    return bfgs() if size <= 2 * limited.memory_size and bounds is None else limited
 
 
 def _run_search(

@@ -70,7 +70,8 @@ class newton_cg(MinimizeMethod):
         # Near a minimum both decreases are below rounding error; `noise` then makes the gain 1.
         predicted = memory.predicted + noise
         gain = (before.value - after.value + noise) / jnp.where(predicted > 0, predicted, 1)
-        # 0.99, because rounding of the params changes the length of a step that isn't shortened.
+        # A line search shortens a step to at most 0.9 times its length (the margin of an
+        # interpolated step). Rounding changes the length of a full step by less than 1 %.
         is_full = length >= 0.99 * memory.length
         grows = is_full & memory.on_boundary & (gain > GOOD)
         radius = jnp.where(grows, 2 * memory.radius, memory.radius)

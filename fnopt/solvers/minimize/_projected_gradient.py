@@ -59,6 +59,7 @@ class projected_gradient(MinimizeMethod):
         convex sets.
     """
 
+    # Birgin, Martínez and Raydan (2000), section 4: M = 10.
     memory_size: int = static(default=10, least=1)
 
     takes_bounds = True

@@ -100,6 +100,7 @@ class lbfgsb(MinimizeMethod):
         optimization; Morales and Nocedal (2011), Remark on Algorithm 778.
     """
 
+    # Nocedal and Wright (2006), section 7.2: 3 to 20 pairs are enough.
     memory_size: int = static(default=10, least=1)
 
     takes_bounds = True

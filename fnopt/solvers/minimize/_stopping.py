@@ -34,6 +34,7 @@ def tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any) -> MinimizeTolerance
         return jnp.asarray(default if x is None else x, dtype)
 
     return MinimizeTolerances(
+        # L-BFGS-B's smallest recommended factr, 10 ("extremely high accuracy").
         scalar(ftol, max(_FTOL, 10 * eps)),
         # Dennis and Schnabel (1983), section 7.2: two thirds of the digits.
         scalar(xtol, eps ** (2 / 3)),

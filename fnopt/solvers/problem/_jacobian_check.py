@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fnopt.core import Status
@@ -17,9 +18,11 @@ from fnopt.sharding import pvary_over_rows
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.result._solution import Solution
 
-# Tolerated relative error of a product; finite differences are more accurate, even in float32.
+# Tolerated relative error of a product. Forward differences in float32 have errors of at most 0.009
+# for 12 initial guesses of NIST's models.
 _RELATIVE_ERROR = 0.02
-# The rounding error of a product is assumed to be at most this multiple of eps times its terms.
+# The rounding error of a product is assumed to be at most this multiple of eps times its terms. For
+# NIST's models it is at most 0.8 times these; a simulation has many more operations.
 # A column below this multiple of its own rounding error gets a smaller weight in the direction.
 _ROUNDING = 100
 
@@ -92,7 +95,9 @@ def _irregular(x: jax.Array) -> jax.Array:
 
     With equal numbers, errors of several columns could cancel in the product.
     """
-    wave = jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype) * jnp.asarray(2.4, x.dtype))
+    # Multiples of the golden angle are spread most evenly over the circle.
+    angle = jnp.asarray(np.pi * (3 - 5**0.5), x.dtype)
+    wave = jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype) * angle)
     return wave + jnp.where(wave < 0, -1, 1).astype(x.dtype)
 
 

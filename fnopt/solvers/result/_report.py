@@ -11,6 +11,7 @@ import numpy as np
 
 from fnopt.errors import leaves_with_names
 from fnopt.jacobians import SparseJacobian, held_as_zeros
+from fnopt.linear import least_square_sum
 from fnopt.manifolds import in_tangents, is_on
 from fnopt.solvers.linear_model._sparse_gram import algebra_text
 from fnopt.solvers.result._covariance import correlation_of, errors_of
@@ -90,13 +91,12 @@ def _is_half_sum(residuals: list[np.ndarray], cost: float, half_squares: float) 
     """Whether the cost is half the sum of squares, so that there is no effective robust loss."""
     # A solution doesn't store the loss, so the two numbers are compared up to rounding error.
     eps = max(float(jnp.finfo(r.dtype).eps) for r in residuals)
-    return abs(half_squares - cost) <= max(1e-4, 8 * eps) * max(half_squares, cost)
+    return abs(half_squares - cost) <= eps**0.5 * max(half_squares, cost)
 
 
 def _in_range(cost: Any, dtype: Any) -> bool:
     """Whether a sum of squares has full precision in a dtype."""
-    info = jnp.finfo(dtype)
-    return 1e3 * float(info.tiny) <= float(cost) <= float(info.max) / 8
+    return float(least_square_sum(dtype)) <= float(cost) <= float(jnp.finfo(dtype).max)
 
 
 def fitted_count(solution: Solution) -> int:

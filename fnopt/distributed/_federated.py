@@ -83,12 +83,14 @@ class federated(Value):
             num_examples: The weight of each client; equal by default.
 
         Returns:
-            The next state, a tree of arrays. A client with non-finite params is ignored. If every
-            client is ignored, the params and the optimizer's state don't change.
+            The next state, a tree of arrays. A client with non-finite params is ignored, and under
+            `jax.jit` also a client with a negative or non-finite weight. If every client is
+            ignored, the params and the optimizer's state don't change.
 
         Raises:
             ValueError: If there is no client, the numbers of weights and clients differ, or the
-                trees of a client and the server differ. The message names client and leaf.
+                trees of a client and the server differ. The message names client and leaf. Outside
+                `jax.jit`, also if a weight is negative or not finite, or all weights are zero.
         """
         clients = list(client_params)
         if not clients:
@@ -126,14 +128,14 @@ def _weights(num_examples: Any, clients: int) -> jax.Array:
             f"federated: num_examples has shape {weights.shape}, expected ({clients},), one number "
             "per client."
         )
-    # Traced weights can't be checked; invalid weights become zero below.
+    # Traced weights can't be checked; below, each invalid weight becomes zero.
     is_concrete = not isinstance(weights, Tracer)
     if is_concrete and not (all_finite(weights) & (weights >= 0).all() & weights.any()):
         raise ValueError(
             f"federated: num_examples = {weights.tolist()}, expected finite numbers >= 0 with a "
             "positive sum."
         )
-    return jnp.where(all_finite(weights) & (weights >= 0), weights, jnp.zeros_like(weights))
+    return jnp.where(jnp.isfinite(weights) & (weights >= 0), weights, jnp.zeros_like(weights))
 
 
 def _mean_change(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:

@@ -259,6 +259,10 @@ def test_a_client_that_is_not_finite_costs_the_server_nothing():
         found = server.update(state, [client, lost], weights)
         for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
             np.testing.assert_array_equal(x, y)
+    for invalid in (np.nan, np.inf, -np.inf, -1):  # under jit, a weight excludes only its client
+        found = jax.jit(server.update)(state, [client, client, lost], jnp.asarray([5, invalid, 0]))
+        for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-6)
     after = server.update(state, [lost])
     np.testing.assert_array_equal(after.params["w"], START["w"])
     assert int(after.opt_state[0].count) == 0

@@ -46,7 +46,8 @@ class KfacReport(NamedTuple):
 
     Attributes:
         params: One entry for each param.
-        coverage: Fraction of the params' entries whose block isn't diagonal.
+        coverage: Fraction of the entries whose block isn't diagonal, among the params that the
+            model uses.
         numbers: Number of entries of the factors.
         bytes: Size of the state of `fnopt.kfac` in bytes, except for a few scalars.
     """
@@ -118,10 +119,10 @@ def kfac_report(
         for i, (_, leaf) in enumerate(pairs):
             slot = jax.eval_shape(slot_zeros, leaf)
             rules[i] = rules[i]._replace(bytes=rules[i].bytes + slot.size * slot.dtype.itemsize)
-        sizes = [math.prod(jnp.shape(leaf)) for _, leaf in pairs]
-        covered = sum(n for i, n in enumerate(sizes) if rules[i].block != "diagonal")
-        coverage = covered / sum(sizes) if sum(sizes) else 1.0
         reports = tuple(rules[i] for i in sorted(rules))
+        used = [(r.block, math.prod(r.shape)) for r in reports if r.block != "none"]
+        diagonal = sum(size for block, size in used if block == "diagonal")
+        coverage = 1 - diagonal / max(sum(size for _, size in used), 1)
         return KfacReport(
             reports, coverage, sum(map(_numbers, blocks)), sum(rule.bytes for rule in reports)
         )

@@ -86,11 +86,10 @@ class StoredSlots(Wrapper):
                 if any(map(is_coded, jax.tree.leaves(slots[path], is_leaf=is_coded)))
             ]
             if coded:
-                name = type(self).__name__
                 raise ValueError(
                     f"{where()}{pattern!r} selects the slot {coded[0]!r}, which an inner "
                     "quantized_state already stores as codes, expected a slot of arrays. Name "
-                    f"other slots, or wrap in the other order: quantized_state({name}(...))."
+                    "other slots here, or use quantized_state once, as the outermost wrapper."
                 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.errors import names_text, type_text, where
+from fnopt.errors import count_text, names_text, type_text, where
 
 
 class LeafNumbers(SimpleNamespace):
@@ -50,7 +50,8 @@ def check_leaf_result(owner: str, out: Any, slots: tuple[str, ...], g: Any, old:
     """
     returned = out if slots else (out,)
     if not isinstance(returned, tuple) or len(returned) != 1 + len(slots):
-        count = f"{len(returned)} values" if isinstance(returned, tuple) else type_text(returned)
+        is_tuple = isinstance(returned, tuple)
+        count = count_text(len(returned), "value") if is_tuple else type_text(returned)
         raise TypeError(
             f"{where()}{owner}.leaf returned {count}, expected {1 + len(slots)}: the update and "
             f"the new {names_text([*slots])}."

@@ -8,7 +8,7 @@ import math
 from fnopt.costs._remarks import align_row, binary, seconds
 from fnopt.costs._result import StepCost
 from fnopt.costs._roofline import Hardware, Work
-from fnopt.errors import check_count, names_text, show_report
+from fnopt.errors import check_count, count_text, names_text, show_report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class DistributedCost:
 
     def table(self) -> str:
         """Format the costs as a table with one row for each distribution strategy."""
-        head = (f"{self.devices} devices", "memory", "state", "sent/step")
+        head = (count_text(self.devices, "device"), "memory", "state", "sent/step")
         head = (*head, "step", "overlapped", "update")
         rows: list[tuple[str, ...]] = [head]
         for name, way in self.ways.items():

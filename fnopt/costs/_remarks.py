@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from fnopt.costs._roofline import Hardware, Work
+from fnopt.errors import count_text
 
 _HEADER = ("", "matmul FLOP", "other FLOP", "transcend.", "bytes", "FLOP/byte", "share")
 
@@ -151,8 +152,9 @@ def notes(unknown: Sequence[Unknown], loops: Sequence[Loop], choices: Sequence[s
     """Remarks on omitted operations, on loops counted with their limit, and on conds."""
     omissions = [f"incomplete: {u.name} x {u.count}{_in_part(u.part)}: {u.reason}" for u in unknown]
     bounds = [
-        f"at most: {loop.name} is counted with its limit of {loop.trips} iterations; pass "
-        f"trip_counts={{{loop.name!r}: n}} to count n iterations"
+        f"at most: {loop.name} is counted with its limit of "
+        f"{count_text(loop.trips, 'iteration')}; pass trip_counts={{{loop.name!r}: n}} to count n "
+        "iterations"
         for loop in loops
         if loop.at_most
     ]

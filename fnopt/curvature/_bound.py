@@ -9,6 +9,7 @@ import jax
 
 from fnopt.errors import (
     check_batch,
+    count_text,
     explain_example_errors,
     leaf_text,
     leaves_with_names,
@@ -70,7 +71,7 @@ def checked_batches(batches: Any, count: int, name: str) -> tuple[Any, ...]:
     """Check that there is one batch per function."""
     if not isinstance(batches, (list, tuple)) or len(batches) != count:
         raise TypeError(
-            f"{name}: the batch is {type_text(batches)}, expected a sequence of {count} batches: "
-            "one for each function."
+            f"{name}: the batch is {type_text(batches)}, expected a sequence of "
+            f"{count_text(count, 'batch', 'batches')}: one for each function."
         )
     return tuple(batches)

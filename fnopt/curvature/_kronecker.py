@@ -25,7 +25,7 @@ from fnopt.curvature._output_root import (
     output_rows,
 )
 from fnopt.curvature._softmax_loss import is_softmax_loss, softmax_rows
-from fnopt.errors import check_choice
+from fnopt.errors import check_choice, count_text
 from fnopt.gradients import BoundLoss
 from fnopt.gradients.ghost import (
     KroneckerBlock,
@@ -129,10 +129,11 @@ class KroneckerModel:
         n, max_bytes = self.bound.size, _MAX_BYTES * jax.device_count()
         if self.spec.samples is None and n * rows * bytes_per_row > max_bytes:
             raise ValueError(
-                f"{self.spec.name}: curvature='exact' backpropagates {rows} cotangents per "
-                f"example. A batch of {n} needs {n * rows * bytes_per_row / 1e9:.3g} GB, expected "
-                f"{max_bytes / 1e9:.3g} GB at most. Pass smaller batches, or curvature='sampled', "
-                f"which needs {n * bytes_per_row / 1e9:.2g} GB per sample."
+                f"{self.spec.name}: curvature='exact' backpropagates "
+                f"{count_text(rows, 'cotangent')} per example. A batch of {n} needs "
+                f"{n * rows * bytes_per_row / 1e9:.3g} GB, expected {max_bytes / 1e9:.3g} GB at "
+                "most. Pass smaller batches, or curvature='sampled', which needs "
+                f"{n * bytes_per_row / 1e9:.2g} GB per sample."
             )
 
     def mark_varying(self, tree: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.curves._failures import OptimizeWarning
+from fnopt.errors import count_text
 from fnopt.numerics import default_float, is_inexact
 
 
@@ -186,8 +187,8 @@ def without_nan(x: Any, y: jax.Array, sigma: Any, policy: str | None) -> tuple[A
         return x, y, sigma
     if policy == "raise":
         raise ValueError(
-            f"curve_fit: the data contain NaN at {int(bad.sum())} points, expected no NaN. Remove "
-            "these points, or pass nan_policy='omit'."
+            f"curve_fit: the data contain NaN at {count_text(int(bad.sum()), 'point')}, expected "
+            "no NaN. Remove these points, or pass nan_policy='omit'."
         )
     x = x[..., ~bad] if isinstance(x, jax.Array) else x
     return x, y[~bad], _select_sigma(sigma, ~bad)

@@ -23,7 +23,7 @@ from fnopt.curves._curve_bounds import (
     is_scalar,
 )
 from fnopt.curves._curve_data import as_floating
-from fnopt.errors import accepts_args, matches, names_text
+from fnopt.errors import accepts_args, count_text, matches, names_text
 from fnopt.jacobians import ravel
 from fnopt.numerics import default_float
 from fnopt.residuals import floating_start
@@ -245,8 +245,8 @@ def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit"
         number = f"at least {required - 1}" if has_varargs else number
         vector = _VECTOR if maximum == 2 else ""
         raise ValueError(
-            f"{name}: p0 has {n} numbers, expected {number}, one for each param of f after "
-            f"x.{vector}"
+            f"{name}: p0 has {count_text(n, 'number')}, expected {number}, one for each param of "
+            f"f after x.{vector}"
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status, is_converged
+from fnopt.errors import count_text
 from fnopt.programs import has_tracers
 from fnopt.solvers import Solution, errors_of, listed
 
@@ -91,8 +92,8 @@ def report_failures(
         advice = _ADVICE.get(status, "Try another p0")
         advice = _COUNTS if likelihood and advice is _START else advice
         raise FitError(
-            f"curve_fit: optimal parameters not found: {solution.worded(names)} "
-            f"(after {int(solution.nfev)} evaluations). {advice}. The result is in the "
+            f"curve_fit: optimal parameters not found: {solution.worded(names)} (after "
+            f"{count_text(int(solution.nfev), 'evaluation')}). {advice}. The result is in the "
             "attributes popt, pcov and solution of this error.",
             popt,
             pcov,
@@ -119,12 +120,13 @@ def _warning_text(
     if undetermined and rank < n:
         return (
             f"{prefix}, because the data don't determine {listed(undetermined)} (rank {rank} of "
-            f"{n}, {m} data)"
+            f"{n}, {count_text(m, 'data point')})"
         )
     if undetermined:
         return (
-            f"{prefix}, because {m} data for {n} params leave no degrees of freedom for the "
-            "variance of the data (pass standard deviations as sigma, with absolute_sigma=True)"
+            f"{prefix}, because the variance of the data has no degrees of freedom with "
+            f"{count_text(m, 'data point')} and {count_text(n, 'param')} (pass standard "
+            "deviations as sigma, with absolute_sigma=True)"
         )
     if np.any((errors > 0) & ~in_range) or np.any(np.isnan(pcov)):
         return (

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Value
-from fnopt.errors import explain_jax_errors
+from fnopt.errors import count_text, explain_jax_errors
 from fnopt.numerics import is_array_like
 from fnopt.programs import MAX_PROGRAMS, copy_function, is_eager, is_jitted
 from fnopt.residuals import formed
@@ -198,8 +198,8 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
         )
     if values.shape == () != y.shape and sum(map(jnp.size, jax.tree.leaves(params))) > 1:
         raise ValueError(
-            f"curve_fit: f returned one number for {y.size} values of ydata, expected an array of "
-            f"shape {y.shape}. Check whether f sums over x."
+            f"curve_fit: f returned one number for {count_text(y.size, 'value')} of ydata, "
+            f"expected an array of shape {y.shape}. Check whether f sums over x."
         )
     if values.shape not in {y.shape, ()}:
         x_shape = f" for xdata of shape {x.shape}" if hasattr(x, "shape") else ""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Slot, Value, check_same_tree, slot_zeros, static
 from fnopt.distributed._packing import as_pairs, from_pairs
-from fnopt.errors import check_count, check_inexact, leaf_text, leaves_with_names
+from fnopt.errors import check_count, check_inexact, count_text, leaf_text, leaves_with_names
 from fnopt.numerics import compute_dtype, safe_increment, zero_count
 from fnopt.transforms import SIGNED, decode, encode
 
@@ -126,9 +126,10 @@ class quantized_delta(Value):
         arrays = jax.tree.leaves(message)
         if len(arrays) != 2 * len(named_params):
             raise ValueError(
-                f"quantized_delta: the message has {len(arrays)} arrays, expected "
-                f"{2 * len(named_params)}, the codes and scales of {len(named_params)} leaves. "
-                "Pass as `start` the same params as in `encode`."
+                f"quantized_delta: the message has {count_text(len(arrays), 'array')}, expected "
+                f"{2 * len(named_params)}, the codes and scales of "
+                f"{count_text(len(named_params), 'leaf', 'leaves')}. Pass as `start` the same "
+                "params as in `encode`."
             )
 
         def decode_leaf(name: str, p: Any, codes: Any, scales: Any) -> jax.Array:

@@ -17,7 +17,7 @@ from fnopt.core import Transformation
 from fnopt.distributed._meshes import put
 from fnopt.distributed._sharded import mesh_of, shapes_by_name, sharded, without_sharded
 from fnopt.distributed._state_sharding import init_sharded, state_sharding
-from fnopt.errors import leaf_text, leaves_with_names
+from fnopt.errors import count_text, leaf_text, leaves_with_names
 from fnopt.sharding import UnshardedLeaves, replicate, shards_over
 from fnopt.transforms import is_coded, quantized_state
 from fnopt.transforms.states import QuantizedStateState
@@ -248,10 +248,11 @@ def _recode_differing_blocks(
         names.add(name)
         if recode is None:
             raise ValueError(
-                f"{leaf_text(name)} of the state has {scales.size} scales for {codes.size} codes "
-                f"in its shards, but {all_scales.size} scales for {all_codes.size} codes in the "
-                "whole leaf, expected equal blocks. Pass requantize=True to quantize the leaf "
-                "again, or pass quantized_state a block_size that divides the shards."
+                f"{leaf_text(name)} of the state has {count_text(scales.size, 'scale')} for "
+                f"{count_text(codes.size, 'code')} in its shards, but "
+                f"{count_text(all_scales.size, 'scale')} for {count_text(all_codes.size, 'code')} "
+                "in the whole leaf, expected equal blocks. Pass requantize=True to quantize the "
+                "leaf again, or pass quantized_state a block_size that divides the shards."
             )
     if not names or recode is None:
         return {}

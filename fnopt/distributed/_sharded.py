@@ -19,7 +19,7 @@ from fnopt.distributed._packing import (
     local_unsharded_leaves,
     reduce_scatter,
 )
-from fnopt.errors import check_inexact, leaf_text, leaves_with_names, where
+from fnopt.errors import check_inexact, count_text, leaf_text, leaves_with_names, where
 from fnopt.sharding import UnshardedLeaves, place_state, replicate, shards_over, varying_axes
 from fnopt.transforms import Wrapper
 
@@ -270,7 +270,8 @@ def _check_parts(state: Any, expected: Any, n: int) -> None:
         if jax.numpy.shape(x) != y.shape:
             raise ValueError(
                 f"{where()}{leaf_text(name)} of the state has shape {jax.numpy.shape(x)} on a "
-                f"device, expected {y.shape}, the shape of one of {n} shards. Convert a state of "
-                "another number of devices with fnopt.distributed.gather_state and scatter_state. "
-                "Pass jax.shard_map the specs of fnopt.distributed.state_sharding(tx, params)."
+                f"device, expected {y.shape}, the shape of one of {count_text(n, 'shard')}. "
+                "Convert a state of another number of devices with fnopt.distributed.gather_state "
+                "and scatter_state. Pass jax.shard_map the specs of "
+                "fnopt.distributed.state_sharding(tx, params)."
             )

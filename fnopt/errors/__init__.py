@@ -35,6 +35,7 @@ from fnopt.errors._paths import (
     path_name,
 )
 from fnopt.errors._text import (
+    count_text,
     error_scope,
     import_optional,
     names_text,

@@ -47,6 +47,11 @@ def names_text(names: list[str], limit: int = 8) -> str:
     return f"[{text}{f', … and {omitted} more' if omitted > 0 else ''}]"
 
 
+def count_text(n: Any, noun: str, plural: str = "") -> str:
+    """Format a count and its noun: `'1 leaf'`, `'2 leaves'`; by default, the plural ends in s."""
+    return f"{n} {noun if n == 1 else plural or noun + 's'}"
+
+
 def import_optional(module: str, user: str, extra: str = "") -> Any:
     """Import an optional library; the error names the calling function and the extra.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.errors import check_batch, check_count, type_text
+from fnopt.errors import check_batch, check_count, count_text, type_text
 from fnopt.gradients._loss import PASS_BY_KEYWORD, named_leaves
 
 _NAME = "check_examples_independent"
@@ -68,8 +68,8 @@ def check_examples_independent(
     def check(*args: Any, **kwargs: Any) -> None:
         if not positions or any(not 0 <= i < len(args) for i in positions):
             raise ValueError(
-                f"{_NAME}: batch_argnums is {positions}, expected indices of the {len(args)} "
-                "positional arguments."
+                f"{_NAME}: batch_argnums is {positions}, expected indices of the "
+                f"{count_text(len(args), 'positional argument')}."
             )
         batch = {i: args[i] for i in positions}
         size = check_batch(named_leaves(batch), _NAME, PASS_BY_KEYWORD)
@@ -100,8 +100,8 @@ def _check_losses(losses: Any, size: int) -> jax.Array:
     bad = np.flatnonzero(~np.isfinite(_to_numpy(losses)))
     if bad.size:
         raise ValueError(
-            f"{_NAME}: the losses of {bad.size} examples are not finite, expected finite "
-            f"losses. The first is the loss of example {bad[0]}."
+            f"{_NAME}: the losses of {count_text(bad.size, 'example')} are not finite, expected "
+            f"finite losses. The first is the loss of example {bad[0]}."
         )
     return losses
 
@@ -145,8 +145,9 @@ def _compare(before: jax.Array, after: jax.Array, replaced: int) -> None:
     worst = int(np.argmax(changes))
     raise ValueError(
         f"{_NAME}: the examples aren't independent: a change of example {replaced} changed the "
-        f"losses of {others.size} other examples (example {worst}: from {old[worst]:.6g} to "
-        f"{new[worst]:.6g}), expected no change. The gradient of one example is then undefined. "
-        "Batch norm in training mode has this effect. Use its running averages (train=False, "
-        "use_running_average=True) or a norm within an example (layer, group, instance norm)."
+        f"losses of {count_text(others.size, 'other example')} (example {worst}: from "
+        f"{old[worst]:.6g} to {new[worst]:.6g}), expected no change. The gradient of one example "
+        "is then undefined. Batch norm in training mode has this effect. Use its running averages "
+        "(train=False, use_running_average=True) or a norm within an example (layer, group, "
+        "instance norm)."
     )

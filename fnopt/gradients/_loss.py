@@ -19,6 +19,7 @@ from fnopt.errors import (
     check_number,
     check_params,
     check_returned,
+    count_text,
     explain_example_errors,
     leaf_text,
     leaves_with_names,
@@ -237,9 +238,9 @@ class ExampleLoss:
             batch_argnums = self._normalize_positions("batch_argnums", self.batch_argnums, count)
         if not batch_argnums:
             raise TypeError(
-                f"{self.name}: got {count} positional arguments and no batch, expected "
-                "(params, batch, ...). Arguments after the last of argnums are batched; to change "
-                "this, list the batched arguments in batch_argnums."
+                f"{self.name}: got {count_text(count, 'positional argument')} and no batch, "
+                "expected (params, batch, ...). Arguments after the last of argnums are batched; "
+                "to change this, list the batched arguments in batch_argnums."
             )
         if common := sorted({*argnums} & {*batch_argnums}):
             raise ValueError(
@@ -255,8 +256,9 @@ class ExampleLoss:
         nums = (nums,) if isinstance(nums, int) else tuple(nums)
         if not nums or any(not -count <= i < count for i in nums):
             raise ValueError(
-                f"{self.name}: {what} is {nums}, expected indices of the {count} positional "
-                "arguments. Keyword arguments are shared by all examples."
+                f"{self.name}: {what} is {nums}, expected indices of the "
+                f"{count_text(count, 'positional argument')}. Keyword arguments are shared by all "
+                "examples."
             )
         # Negative positions count from the end, as in `jax.grad`.
         positions = tuple(i % count for i in nums)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.errors import check_count, check_inexact, check_key, check_number
+from fnopt.errors import check_count, check_inexact, check_key, check_number, count_text
 from fnopt.gradients._clip_rule import check_limits
 from fnopt.gradients._loss import fold_in_step
 from fnopt.numerics import compute_dtype, default_float, joint_norm
@@ -260,7 +260,8 @@ def _check_capacity(capacity: int | None, size: int, rate: Any) -> int:
     check_count(capacity, "capacity", "poisson_batch")
     if capacity > size:
         raise ValueError(
-            f"poisson_batch: capacity is {capacity}, expected at most the {size} examples."
+            f"poisson_batch: capacity is {capacity}, expected at most the "
+            f"{count_text(size, 'example')}."
         )
     return int(capacity)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.errors import accepts_args, check_choice, check_chunk_size
+from fnopt.errors import accepts_args, check_choice, check_chunk_size, count_text
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_weights
 from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
 from fnopt.numerics import compute_dtype, scan_chunks
@@ -145,8 +145,9 @@ def _check_has_weights(
         missing |= accepts_args(spec.fn, *args, **shared)
     if missing:
         raise TypeError(
-            f"{spec.name}: got {count} positional arguments, expected (params, batch, ..., "
-            "weights). Pass one weight per example, of shape [n], as the last positional argument."
+            f"{spec.name}: got {count_text(count, 'positional argument')}, expected (params, "
+            "batch, ..., weights). Pass one weight per example, of shape [n], as the last "
+            "positional argument."
         )
 
 

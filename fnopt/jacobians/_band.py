@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fnopt.errors import count_text
 from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity
 from fnopt.jacobians._pairs import distinct_edges, row_pairs
@@ -49,7 +50,8 @@ class BandLayout:
         self._left, self._right, self._target = places
 
     def __str__(self) -> str:
-        return f"Cholesky factorization of a band, in {self.blocks} blocks of {self.size} unknowns"
+        blocks, size = count_text(self.blocks, "block"), count_text(self.size, "unknown")
+        return f"Cholesky factorization of a band, in {blocks} of {size}"
 
     def gram(self, J: SparseJacobian) -> jax.Array:
         """Compute the blocks of :math:`J^T J`."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fnopt.errors import count_text
 from fnopt.jacobians._blocks import BlockIndex, Gram, Level, Sizes, gram_indices
 from fnopt.jacobians._colouring import Sparsity
 from fnopt.jacobians._minimum_degree import SparseOrder, minimum_degree
@@ -116,17 +117,19 @@ class Elimination:
         return (self.level.multiplications if self.level else 0) + self.left**3 // 3
 
     def __str__(self) -> str:
-        of = f"{self.order.size} unknowns from {self.residuals} residuals"
+        unknowns = count_text(self.order.size, "unknown")
+        of = f"{unknowns} from {count_text(self.residuals, 'residual')}"
         if self.instead:
             return f"{of}: {self.instead}"
         lines = [f"elimination of {of}"]
         if self.level:
-            lines.append(f"  eliminated: {self.level.groups} groups of {self.level.size} unknowns")
+            groups = count_text(self.level.groups, "group")
+            lines.append(f"  eliminated: {groups} of {count_text(self.level.size, 'unknown')}")
         if not self.is_affordable:
             lines.append(f"  remaining: {self.left} unknowns, too many for Cholesky")
             return "\n".join([*lines, "  steps by conjugate gradients on all unknowns instead"])
         how = "sparse Cholesky on the host" if self.sparse else "dense Cholesky"
-        lines.append(f"  remaining: {self.left} unknowns, {how}")
+        lines.append(f"  remaining: {count_text(self.left, 'unknown')}, {how}")
         cost = f"{self.entries:,} numbers, {self.multiplications:,} multiplications"
         return "\n".join([*lines, f"  factor: {cost}"])
 

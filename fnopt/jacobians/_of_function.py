@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from fnopt.errors import check_choice, check_chunk_size
+from fnopt.errors import check_choice, check_chunk_size, count_text
 from fnopt.jacobians._flat import (
     VectorFunction,
     cheaper_mode,
@@ -183,8 +183,8 @@ def _bind_other_args(
     positions = (argnums,) if is_single else tuple(argnums)
     if not positions or any(not -len(args) <= i < len(args) for i in positions):
         raise ValueError(
-            f"jacobian: argnums is {argnums}, expected indices of the {len(args)} "
-            "positional arguments."
+            f"jacobian: argnums is {argnums}, expected indices of the "
+            f"{count_text(len(args), 'positional argument')}."
         )
 
     def params_fn(params: Any) -> Any:

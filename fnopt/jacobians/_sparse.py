@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fnopt.errors import count_text
 from fnopt.jacobians._band import band_of
 from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity
@@ -260,12 +261,12 @@ def check_pattern(
     """Raise an error if the pattern doesn't have the shape of the function's Jacobian."""
     if pattern_shape is not None and pattern_shape != shape:
         raise ValueError(
-            f"{name}: the pattern has shape {pattern_shape}, expected {shape} for {shape[0]} "
-            f"outputs and {shape[1]} params."
+            f"{name}: the pattern has shape {pattern_shape}, expected {shape} for "
+            f"{count_text(shape[0], 'output')} and {count_text(shape[1], 'param')}."
         )
-    for indices, size, what in ((rows, shape[0], "outputs"), (cols, shape[1], "params")):
+    for indices, size, what in ((rows, shape[0], "output"), (cols, shape[1], "param")):
         if indices.size and (indices.min() < 0 or indices.max() >= size):
             raise ValueError(
                 f"{name}: the pattern has indices from {indices.min()} to {indices.max()}, "
-                f"expected 0 to {size - 1} for {size} {what}."
+                f"expected 0 to {size - 1} for {count_text(size, what)}."
             )

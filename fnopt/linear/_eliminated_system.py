@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fnopt.errors import count_text
 from fnopt.jacobians import Elimination, SparseJacobian
 from fnopt.linear._gram_system import SparseGramSystem
 from fnopt.linear._secular import Solvers, backward, cholesky, forward
@@ -41,8 +42,8 @@ class BlockLayout:
     plan: Elimination
 
     def __str__(self) -> str:
-        plan = self.plan
-        return f"elimination of {plan.eliminated} unknowns, Cholesky factorization of {plan.left}"
+        eliminated = count_text(self.plan.eliminated, "unknown")
+        return f"elimination of {eliminated}, Cholesky factorization of {self.plan.left}"
 
     @property
     def widest(self) -> int:

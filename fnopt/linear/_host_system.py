@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.buffer_callback import buffer_callback
 
+from fnopt.errors import count_text
 from fnopt.linear._eliminated_system import BlockLayout, Blocks
 from fnopt.linear._gram_system import SparseGramSystem
 from fnopt.linear._norms import norm
@@ -38,7 +39,8 @@ class HostLayout(BlockLayout):
     """
 
     def __str__(self) -> str:
-        return f"sparse Cholesky factorization of {self.plan.order.size} unknowns on the host"
+        unknowns = count_text(self.plan.order.size, "unknown")
+        return f"sparse Cholesky factorization of {unknowns} on the host"
 
     def columns(self, G: Blocks, lam: jax.Array) -> jax.Array:
         r"""The entries of :math:`G + \lambda I` in both triangles, by columns."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import static
-from fnopt.errors import where
+from fnopt.errors import count_text, where
 from fnopt.models._model import Bounds, Model
 
 
@@ -56,10 +56,11 @@ class Datasets(Model):
     def _check(self, x: Any) -> None:
         count = len(x) if isinstance(x, (tuple, list)) else (*jnp.shape(x), None)[0]
         if count != self.count:
-            size = "is one number" if count is None else f"has {count} entries"
+            entries = count_text(count, "entry", "entries")
+            size = "is one number" if count is None else f"has {entries}"
             raise ValueError(
-                f"{where()}Datasets: xdata {size}, expected a tuple of {self.count} arrays, the "
-                "x values of each data set."
+                f"{where()}Datasets: xdata {size}, expected a tuple of "
+                f"{count_text(self.count, 'array')}, the x values of each data set."
             )
 
     @property

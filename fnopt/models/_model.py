@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Value, static
-from fnopt.errors import missing_attribute, where
+from fnopt.errors import count_text, missing_attribute, where
 from fnopt.numerics import default_float
 
 Bounds = dict[str, tuple[float | None, float | None]]
@@ -90,7 +90,7 @@ class Model(Value):
         if not values and not missing:
             values = tuple(params[name] for name in self.names)
         elif params or len(values) != len(self.names):
-            passed = sorted(params) if params else f"{len(values)} numbers"
+            passed = sorted(params) if params else count_text(len(values), "number")
             raise TypeError(
                 f"{where()}{self!r} got {passed}, expected the params {list(self.names)}."
             )

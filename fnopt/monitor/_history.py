@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fnopt.core import Transformation
-from fnopt.errors import names_text
+from fnopt.errors import count_text, names_text
 from fnopt.monitor._flags import Flag, FlagReport
 from fnopt.monitor._groups import group
 from fnopt.monitor._measure import STATISTICS
@@ -116,7 +116,7 @@ def health_history(
     names = group(params, recorder.groups).names
     if len(names) != part.flags.dead.size:
         raise ValueError(
-            f"health_history: the params have {len(names)} groups, expected "
+            f"health_history: the params have {count_text(len(names), 'group')}, expected "
             f"{part.flags.dead.size} as in the state. A recorder inside masked or partition "
             "receives only some leaves: pass the params with None in place of the other leaves."
         )
@@ -161,8 +161,8 @@ def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> Histor
     )
     if not entries:
         raise ValueError(
-            f"history_of: got {len(rows)} records without health statistics, expected entries such "
-            f"as '{start}norm/...'."
+            f"history_of: got {count_text(len(rows), 'record')} without health statistics, "
+            f"expected entries such as '{start}norm/...'."
         )
     names = tuple(dict.fromkeys(entry[1] for entry in entries))
     values = {

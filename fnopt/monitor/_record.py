@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Transformation, check_same_tree, hyper, static
-from fnopt.errors import where
+from fnopt.errors import count_text, where
 from fnopt.monitor._flags import FlagState, health_flags
 from fnopt.monitor._groups import Grouping, as_groups, group
 from fnopt.monitor._health import Health
@@ -137,8 +137,9 @@ def _check_groups(grouping: Grouping, state: RecordHealthState) -> None:
     expected = state.flags.dead.shape[-1]
     if len(grouping.names) != expected:
         raise ValueError(
-            f"{where()}the updates have {len(grouping.names)} groups, expected {expected} as in "
-            "the state. Use the state that init(params) returned for these params."
+            f"{where()}the updates have {count_text(len(grouping.names), 'group')}, expected "
+            f"{expected} as in the state. Use the state that init(params) returned for these "
+            "params."
         )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import CustomSlot, Scalar, ScalarOrSchedule, Slot, static
 from fnopt.core import slot_zeros as zeros
-from fnopt.errors import check_inexact, where
+from fnopt.errors import check_inexact, count_text, where
 from fnopt.numerics import as_dtype, compute_dtype, ema, real_dtype, squared_modulus, zero_count
 from fnopt.optimizers._adam import AdamDirection
 from fnopt.optimizers._recipe import descend, recipe
@@ -125,8 +125,9 @@ def _block_axis(ndim: int, label: Any) -> int | None:
     if isinstance(label, int) and not isinstance(label, bool) and -ndim <= label < ndim:
         return label % ndim
     raise ValueError(
-        f"{where()}blocks: got the label {label!r} for an array with {ndim} axes, expected 'leaf', "
-        "'outputs', 'rows', 'auto' or the index of an axis."
+        f"{where()}blocks: got the label {label!r} for an array with "
+        f"{count_text(ndim, 'axis', 'axes')}, expected 'leaf', 'outputs', 'rows', 'auto' or the "
+        "index of an axis."
     )
 
 

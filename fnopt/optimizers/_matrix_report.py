@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fnopt.core import Transformation
-from fnopt.errors import check_count, leaves_with_names, show_report, table_lines
+from fnopt.errors import check_count, count_text, leaves_with_names, show_report, table_lines
 from fnopt.optimizers._matrix_rule import as_unsharded, layouts_of
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_labels
@@ -63,7 +63,7 @@ class MatrixReport(NamedTuple):
         ]
         lines = table_lines([head, *table])
         costs = f"{self.flops:.3g} FLOPs and {self.sent_bytes:.3g} bytes sent in a step"
-        return "\n".join([*lines, f"each of {self.devices} device(s): {costs}"])
+        return "\n".join([*lines, f"each of {count_text(self.devices, 'device')}: {costs}"])
 
 
 def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
@@ -92,7 +92,7 @@ def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
         b          (4,)     adam
         embedding  (9, 4)   adam
         qkv        (4, 12)  muon       3 x [4, 4]
-        each of 3 device(s): 2.47e+03 FLOPs and 85.3 bytes sent in a step
+        each of 3 devices: 2.47e+03 FLOPs and 85.3 bytes sent in a step
     """
     check_count(devices, "devices", "matrix_report")
     matrix_partition = _partition(tx)

@@ -12,6 +12,7 @@ import numpy as np
 from fnopt.core import Value, static
 from fnopt.errors import (
     check_batch,
+    count_text,
     explain_example_errors,
     leaf_text,
     leaves_with_names,
@@ -67,9 +68,9 @@ class ExampleResiduals(Value):
             batches = list(batch) if isinstance(batch, (list, tuple)) and not fns_in_dict else []
         if len(batches) != len(self.fns):
             raise TypeError(
-                f"{where()}batch is {type_text(batch)}, expected a list of {len(self.fns)} "
-                "batches, one for each residual function, or a dict of batches with the keys of a "
-                "dict of residual functions."
+                f"{where()}batch is {type_text(batch)}, expected a list of "
+                f"{count_text(len(self.fns), 'batch', 'batches')}, one for each residual "
+                "function, or a dict of batches with the keys of a dict of residual functions."
             )
         return batches
 

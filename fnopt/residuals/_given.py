@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.errors import explain_jax_errors, leaf_text, leaves_with_names, where
+from fnopt.errors import count_text, explain_jax_errors, leaf_text, leaves_with_names, where
 from fnopt.jacobians import (
     SparseJacobian,
     SparseJacobianFunction,
@@ -216,7 +216,7 @@ def _check_shape(J: SparseJacobian, residuals: Any, n: int) -> None:
     if J.shape != (m, n):
         raise ValueError(
             f"{where()}jac returned a sparse Jacobian of shape {J.shape}, expected {(m, n)} for "
-            f"{m} residuals and {n} params."
+            f"{count_text(m, 'residual')} and {count_text(n, 'param')}."
         )
 
 

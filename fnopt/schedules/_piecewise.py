@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, as_number, hyper, static
-from fnopt.errors import where
+from fnopt.errors import count_text, where
 from fnopt.numerics import default_float
 from fnopt.schedules._basic import cosine, fraction, interpolate, numbers, steps_since
 
@@ -129,8 +129,9 @@ class join_schedules(Schedule):
                 )
         if not schedules or len(boundaries) != len(schedules) - 1:
             raise ValueError(
-                f"{where()}join_schedules: {len(schedules)} schedules with {len(boundaries)} "
-                "boundaries, expected n >= 1 schedules with n - 1 boundaries."
+                f"{where()}join_schedules: {count_text(len(schedules), 'schedule')} with "
+                f"{count_text(len(boundaries), 'boundary', 'boundaries')}, expected n >= 1 "
+                "schedules with n - 1 boundaries."
             )
         _check_increasing("join_schedules", boundaries)
 

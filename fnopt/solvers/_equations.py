@@ -15,6 +15,7 @@ from fnopt.errors import (
     check_inexact,
     check_returned,
     check_tolerance,
+    count_text,
     explain_jax_errors,
     missing_attribute,
     show_report,
@@ -108,8 +109,8 @@ class Root(NamedTuple, Generic[Params]):
         largest = max((float(jnp.max(jnp.abs(r))) for r in leaves), default=0)
         lines = [
             f"root: {self.message}",
-            f"  largest residual {largest:.2g}, {int(self.steps)} steps, "
-            f"{int(self.nfev)} evaluations",
+            f"  largest residual {largest:.2g}, {count_text(int(self.steps), 'step')}, "
+            f"{count_text(int(self.nfev), 'evaluation')}",
         ]
         return "\n".join(lines + value_lines(self.params))
 
@@ -195,8 +196,8 @@ def _traced_root(
     out = real_vector(shapes, dtype)
     if out.size != vector.size:
         raise ValueError(
-            f"{caller}: fun returned {out.size} numbers, expected {vector.size}, the number of "
-            "params. For more or fewer equations use fnopt.least_squares."
+            f"{caller}: fun returned {count_text(out.size, 'number')}, expected {vector.size}, "
+            "the number of params. For more or fewer equations use fnopt.least_squares."
         )
     start = vector.flatten(parametrisation.free)
 

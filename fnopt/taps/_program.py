@@ -14,6 +14,7 @@ import numpy as np
 
 from fnopt.errors import (
     check_params,
+    count_text,
     explain_jax_errors,
     explain_missing_keys,
     leaf_text,
@@ -269,8 +270,8 @@ def _diff_leaves(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[li
 def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
     if not -len(args) <= n < len(args):
         raise ValueError(
-            f"{name}: argnums contains {n}, expected indices of the {len(args)} positional "
-            "arguments."
+            f"{name}: argnums contains {n}, expected indices of the "
+            f"{count_text(len(args), 'positional argument')}."
         )
     n %= len(args)
     pairs, _ = leaves_with_names(args[n])

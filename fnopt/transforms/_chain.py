@@ -140,7 +140,7 @@ class Chain(Transformation):
             # A NamedTuple of the same length is the state of another transform, not of the members.
             if type(state) in (tuple, list) and len(state) == len(self.transforms):
                 return list(state)
-            expected = f"a tuple of {len(self.transforms)} states, one per member"
+            expected = f"a tuple of length {len(self.transforms)}, the states of the members"
         keys = f" with the keys {names_text(sorted(state))}" if isinstance(state, dict) else ""
         size = f" of length {len(state)}" if type(state) in (tuple, list) else ""
         raise TypeError(

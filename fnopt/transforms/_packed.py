@@ -177,8 +177,8 @@ class packed(Wrapper):
             if jnp.shape(buffers[name]) != (size,):
                 raise ValueError(
                     f"{where()}{what}: the buffer {name!r} is {type_text(buffers[name])}, "
-                    f"expected shape ({size},), the total size of the {len(parts)} leaves "
-                    "of the layout. Pack the params again with pack(params)."
+                    f"expected shape ({size},), the total size of the layout's leaves "
+                    "of this dtype. Pack the params again with pack(params)."
                 )
 
     def _check_equivalence(self) -> None:

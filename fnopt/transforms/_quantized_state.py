@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import static
-from fnopt.errors import check_choice, leaves_with_names, type_text, where
+from fnopt.errors import check_choice, count_text, leaves_with_names, type_text, where
 from fnopt.numerics import safe_increment, widen, zero_count
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms._block_codes import (
@@ -171,9 +171,10 @@ class quantized_state(StoredSlots):
         if codes.dtype == code_dtype(self.bits) and scales.size == blocks:
             return
         raise ValueError(
-            f"{where()}quantized_state: the state has codes {type_text(codes)} with {scales.size} "
-            f"scales, expected {code_dtype(self.bits)} with {blocks} scales. Pass the bits and the "
-            "block_size of the optimizer whose init made the state."
+            f"{where()}quantized_state: the state has codes {type_text(codes)} with "
+            f"{count_text(scales.size, 'scale')}, expected {code_dtype(self.bits)} with "
+            f"{count_text(blocks, 'scale')}. Pass the bits and the block_size of the optimizer "
+            "whose init made the state."
         )
 
     def _map_leaves(self, fn: Any, form: str, slot: Any) -> Any:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.errors import names_text, show_report, type_text
+from fnopt.errors import count_text, names_text, show_report, type_text
 from fnopt.numerics import is_array_like
 from fnopt.tree._matching import (
     WRAPPER_COUNTS,
@@ -126,18 +126,21 @@ class RestoreReport:
         return not (self.fresh or self.reshaped or self.left_over)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.taken)} leaves restored"]
+        lines = [f"{count_text(len(self.taken), 'leaf', 'leaves')} restored"]
         if self.fresh:
-            lines.append(f"{len(self.fresh)} leaves not saved: {names_text([*self.fresh])}")
+            leaves = count_text(len(self.fresh), "leaf", "leaves")
+            lines.append(f"{leaves} not saved: {names_text([*self.fresh])}")
         for name, (fresh_type, saved_type) in self.reshaped.items():
             lines.append(f"{name!r} not restored: saved as {saved_type}, expected {fresh_type}")
         if self.left_over:
             lines.append(
-                f"{len(self.left_over)} saved leaves not used: {names_text([*self.left_over])}"
+                f"{count_text(len(self.left_over), 'saved leaf', 'saved leaves')} not used: "
+                f"{names_text([*self.left_over])}"
             )
         lines += [f"{name!r} copied from {source}" for name, source in self.counted.items()]
         if self.dropped:
-            lines.append(f"{len(self.dropped)} counts not needed: {names_text([*self.dropped])}")
+            counts = count_text(len(self.dropped), "count")
+            lines.append(f"{counts} not needed: {names_text([*self.dropped])}")
         if self.alike:
             lines.append(
                 "both trees have leaves of the same shapes in the same order; if only names differ,"

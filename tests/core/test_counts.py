@@ -103,7 +103,7 @@ def test_from_a_constant_to_a_schedule_and_back():
     state, report = tree.restore(constant.init(PARAMS), state)
     assert report.complete
     assert report.dropped == ("2/count",)
-    assert "1 counts not needed: ['2/count']" in str(report)
+    assert "1 count not needed: ['2/count']" in str(report)
     assert jax.tree.structure(state) == jax.tree.structure(constant.init(PARAMS))
     assert int(tree.get(state, "count")) == 6
 

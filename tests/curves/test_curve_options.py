@@ -92,7 +92,7 @@ def test_rounding_errors_of_constant_data_do_not_warn():
 
 
 def test_a_covariance_says_why_it_is_infinite():
-    with pytest.warns(OptimizeWarning, match="1 data for 1 params leave no degrees of freedom"):
+    with pytest.warns(OptimizeWarning, match="freedom with 1 data point and 1 param "):
         fnopt.curve_fit(lambda x, a: a * x, [1, 2][:1], [2])
     with pytest.warns(OptimizeWarning, match=r"don't determine a, b \(rank 1 of 2, 30 data"):
         fit = fnopt.curve_fit(lambda x, a, b: a * b * x, X, Y)
@@ -140,7 +140,7 @@ def test_masked_points_are_left_out():
 
 BAD = [
     ({"nan_policy": "propagate"}, "nan_policy = 'propagate', expected None"),
-    ({"nan_policy": "raise", "ydata": HOLE}, "contain NaN at 1 points"),
+    ({"nan_policy": "raise", "ydata": HOLE}, "contain NaN at 1 point,"),
     ({"method": "newton"}, "method = 'newton', expected None, 'lm'"),
     ({"method": "lm", "bounds": (0, 1)}, "got bounds with method = 'lm'"),
     ({"bounds": ([0, 0], [1, 1])}, r"expected \(3,\), one number for each param"),

@@ -45,7 +45,7 @@ def test_the_band_is_that_of_predict_band(absolute):
 
 def test_no_covariance_no_band():
     with pytest.warns(
-        fnopt.curves.OptimizeWarning, match="2 data for 2 params leave no degrees of freedom"
+        fnopt.curves.OptimizeWarning, match="no degrees of freedom with 2 data points and 2 params"
     ):
         fit = fnopt.curve_fit(lambda x, a, b: a + b * x, X[:2], Y[:2])
     above, _ = plot_fit(fit)

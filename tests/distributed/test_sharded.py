@@ -331,7 +331,7 @@ def test_blocks_that_devices_would_share_are_their_own():
     assert [x.shape for x in fnopt.slots(state)["mu"]["kernel"]] == [(1, 12), (1, 2)]
     abstract_step(_quantized(block_size=12))
     with pytest.raises(
-        ValueError, match=r"leaf '.*mu/kernel' .*2 scales for 12 codes .* 1 scales for 12"
+        ValueError, match=r"leaf '.*mu/kernel' .*2 scales for 12 codes .* 1 scale for 12"
     ):
         distributed.gather_state(parts, state, params)
     with pytest.raises(

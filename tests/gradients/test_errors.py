@@ -147,7 +147,7 @@ def test_complex_weights():
 
 
 def test_positions():
-    with pytest.raises(TypeError, match="got 1 positional arguments and no batch"):
+    with pytest.raises(TypeError, match="got 1 positional argument and no batch"):
         per_example_grads(loss)(W)
     with pytest.raises(TypeError, match=r"2 positional arguments, expected .*, weights"):
         weighted_grad(loss)(W, X)

@@ -34,7 +34,7 @@ def test_a_single_neighbour_is_enough():
     def shifted(w, x):
         return alone(w, x) + 1e-4 * alone(w, jnp.roll(x, 1, axis=0))
 
-    with pytest.raises(ValueError, match=r"the losses of 1 other examples \(example 1: from"):
+    with pytest.raises(ValueError, match=r"the losses of 1 other example \(example 1: from"):
         check_examples_independent(shifted)(W, X)
 
 
@@ -79,7 +79,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"losses are float32\[\], expected shape \(6,\)"):
         check_examples_independent(lambda w, x: jnp.mean(alone(w, x)))(W, X)
     with pytest.raises(
-        ValueError, match=r"losses of 1 examples are not finite, .*the loss of example 2"
+        ValueError, match=r"losses of 1 example are not finite, .*the loss of example 2"
     ):
         check_examples_independent(alone)(W, X.at[2].set(jnp.nan))
     with pytest.raises(TypeError, match="arguments are traced"):

@@ -152,9 +152,9 @@ def test_wrong_use():
     tx = record_health()
     with pytest.raises(ValueError, match="record_health: params is None"):
         tx.update(PARAMS, tx.init(PARAMS))
-    with pytest.raises(ValueError, match="have 1 groups, expected 2 as in the state"):
+    with pytest.raises(ValueError, match="have 1 group, expected 2 as in the state"):
         tx.update({"a": jnp.ones(2)}, tx.init(PARAMS), {"a": jnp.ones(2)})
-    with pytest.raises(ValueError, match=r"params have 1 groups, expected 2 .* with None"):
+    with pytest.raises(ValueError, match=r"params have 1 group, expected 2 .* with None"):
         health_history(tx, tx.init(PARAMS), {"a": PARAMS["a"]})
     with pytest.raises(ValueError, match="expected an optimizer that contains record_health"):
         health_history(fnopt.sgd(0.1), fnopt.sgd(0.1).init(PARAMS), PARAMS)
@@ -185,7 +185,7 @@ def test_history_of_a_log(tmp_path):
     np.testing.assert_array_equal(history.values["max"][:, 0], [1, np.nan, 1])
     np.testing.assert_array_equal(history.values["histogram"].sum(axis=2)[:, 0], [2, 0, 2])
     with pytest.raises(
-        ValueError, match=r"got 1 records .*, expected entries such as 'norm/\.\.\.'"
+        ValueError, match=r"got 1 record .*, expected entries such as 'norm/\.\.\.'"
     ):
         history_of([{"step": 0, "loss": 1.0}])
 

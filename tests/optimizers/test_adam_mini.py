@@ -46,6 +46,6 @@ def test_blocks():
 @pytest.mark.parametrize("label", ["head", 3])
 def test_refuses_other_labels(label):
     with pytest.raises(
-        ValueError, match=r"blocks: got the label .* for an array with 1 axes, expected"
+        ValueError, match=r"blocks: got the label .* for an array with 1 axis, expected"
     ):
         shapes(label, b=jnp.ones(3))

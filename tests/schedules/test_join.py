@@ -42,7 +42,7 @@ def test_piecewise_refuses(given, error, message):
     [
         ([], [], ValueError, "0 schedules with 0 boundaries"),
         ([RAMP, RAMP], [], ValueError, "2 schedules with 0 boundaries, expected n >= 1"),
-        ([RAMP], [3], ValueError, "1 schedules with 1 boundaries"),
+        ([RAMP], [3], ValueError, "1 schedule with 1 boundary"),
         ([RAMP] * 3, [9, 4], ValueError, r"the boundaries are \[9.0, 4.0\]"),
         ([RAMP, 0.1], [4], TypeError, r"member 1 is 0.1, expected a Schedule; wrap"),
         ([RAMP, abs], [4], TypeError, "wrap a function as fnopt.schedule"),

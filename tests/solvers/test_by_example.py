@@ -229,7 +229,7 @@ def test_what_cannot_be_done_is_refused():
         fnopt.least_squares(residual, params, batch=batch, jac=lambda p, x: x)
     with pytest.raises(TypeError, match="list of 2 batches"):
         fnopt.least_squares([residual, residual], params, batch=batch)
-    with pytest.raises(TypeError, match="list of 1 batches"):
+    with pytest.raises(TypeError, match="list of 1 batch,"):
         fnopt.least_squares({"a": residual}, params, batch={"b": batch})
     with pytest.raises(ValueError, match=r"residual_fn: .*ONE example"):
         fnopt.least_squares(lambda p, x: jax.lax.pmean(p["w"] @ x, "i"), params, batch=batch)

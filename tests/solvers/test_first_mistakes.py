@@ -146,7 +146,7 @@ LINE = {"a": 1.0, "k": 1.0}
         (
             lambda x, a, b: a * x + b,
             jnp.ones(1),
-            "p0 has 1 numbers, expected 2, one for each param",
+            "p0 has 1 number, expected 2, one for each param",
         ),
         (lambda x, p: p[0] * x + p[1], jnp.ones(2), r".*expected 1, one.*lambda x, \*p: f\(x"),
         (lambda x, a, b: a * x + b, LINE, r"p0 is a dict.*sequence of numbers"),

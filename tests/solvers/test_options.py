@@ -232,7 +232,7 @@ def test_wrong_keywords_are_refused_by_name(options, error, text):
 
 
 def test_scipy_s_lm_refuses_fewer_residuals_than_params():
-    with pytest.raises(ValueError, match=r"got 1 residuals for 2 params"):
+    with pytest.raises(ValueError, match=r"got 1 residual for 2 params"):
         fnopt.least_squares(lambda p: p[0] * p[1] - 1, jnp.ones(2), method="lm")
     one = fnopt.least_squares(lambda p: p[0] * p[1] - 1, 2 * jnp.ones(2))
     assert bool(one.converged)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status, is_converged, status_messages
-from fnopt.errors import missing_attribute, show_report
+from fnopt.errors import count_text, missing_attribute, show_report
 
 # Attributes of a single fit and of SciPy's pair, and the expressions that replace them here.
 _ELSEWHERE = {
@@ -89,7 +89,8 @@ def _report(fit: BatchFit) -> str:
         return "0 fits"
     codes = np.ravel(np.asarray(fit.status))
     steps = np.asarray(fit.steps)
-    lines = [f"{codes.size} fits, {steps.mean():.1f} steps on average, {steps.max()} at most"]
+    fits = count_text(codes.size, "fit")
+    lines = [f"{fits}, {steps.mean():.1f} steps on average, {steps.max()} at most"]
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
         lines.append(f"  {count:>8}  {Status(int(code)).message}")
     converged = np.ravel(np.asarray(fit.converged))

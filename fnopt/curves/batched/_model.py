@@ -13,7 +13,7 @@ from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
 from fnopt.curves._residuals import call_model, has_jacobian
 from fnopt.curves.batched._data import NAME, BatchData, one_fit
 from fnopt.curves.batched._start import ParamLayout
-from fnopt.errors import explain_jax_errors, explain_missing_keys
+from fnopt.errors import count_text, explain_jax_errors, explain_missing_keys
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import TracedFunction, is_eager, trace_function
 
@@ -73,8 +73,8 @@ def checked_jacobian(
         J = jnp.asarray(jac(positions, *x))
         if J.shape != (m, n):
             raise ValueError(
-                f"{NAME}: jac returned shape {J.shape} for one fit, expected {(m, n)} for {m} "
-                f"points and {n} params."
+                f"{NAME}: jac returned shape {J.shape} for one fit, expected {(m, n)} for "
+                f"{count_text(m, 'point')} and {count_text(n, 'param')}."
             )
         return J
 

@@ -11,7 +11,7 @@ import numpy as np
 from fnopt.curves._curve_bounds import bounds_by_name, checked_bounds
 from fnopt.curves._curve_start import argument_names, takes_names
 from fnopt.curves.batched._data import NAME
-from fnopt.errors import leaf_text, leaves_with_names
+from fnopt.errors import count_text, leaf_text, leaves_with_names
 from fnopt.numerics import compute_dtype, is_inexact
 from fnopt.residuals import Box, broadcast_prefix, check_bounds
 
@@ -139,8 +139,9 @@ def _side(side: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> jax.Array:
     columns = _columns(side, fits, "bounds") or []
     if len(columns) != n:
         raise ValueError(
-            f"{NAME}: bounds = {side!r} for {n} params, expected a number, a sequence of {n} "
-            f"entries, or an array of shape [{n}] or [fits, {n}]."
+            f"{NAME}: bounds = {side!r} for {count_text(n, 'param')}, expected a number, a "
+            f"sequence of {count_text(n, 'entry', 'entries')}, or an array of shape [{n}] or "
+            f"[fits, {n}]."
         )
     return layout.rows(columns, fits, x0.dtype)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex
 
+from fnopt.errors import count_text
 from fnopt.gradients.ghost import _conv, _dot, _gather
 from fnopt.gradients.ghost._factors import FactorLayout, OneHot, num_positions, pair_shapes
 from fnopt.gradients.ghost._sites import LossSites, Site, find_sites
@@ -119,7 +120,7 @@ def _form(loss: LossSites, sites: Sequence[Site]) -> tuple[str, FactorLayout | N
     if dense > 1 and d * k <= _FORM_FACTOR * dense * (d + k):
         return "matrix", layouts[0], f"{d} x {k} is small compared with {dense} positions"
     r = sum(num_positions(p.right) for p in pairs)
-    return "gram", layouts[0], f"{d} x {k} is large compared with {r} position{'s' * (r > 1)}"
+    return "gram", layouts[0], f"{d} x {k} is large compared with {count_text(r, 'position')}"
 
 
 def stacked_layout(site: Site, lengths: dict[int, int]) -> FactorLayout:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.errors import leaves_with_names, show_report, table_lines
+from fnopt.errors import count_text, leaves_with_names, show_report, table_lines
 from fnopt.gradients._loss import ExampleLoss
 from fnopt.gradients.ghost._trace import trace_ghost
 
@@ -56,7 +56,8 @@ class GhostReport(NamedTuple):
         table = [(p.name, str(p.shape), p.rule, ", ".join(p.enters), p.why) for p in self.params]
         last = (
             f"{100 * self.coverage:.1f} % of the params without vmap; stored per example: "
-            f"{self.bytes_per_example} bytes (a gradient: {self.gradient_bytes} bytes)"
+            f"{count_text(self.bytes_per_example, 'byte')} (a gradient: "
+            f"{count_text(self.gradient_bytes, 'byte')})"
         )
         return "\n".join([*table_lines([head, *table]), last])
 

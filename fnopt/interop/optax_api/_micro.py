@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.errors import count_text
 from fnopt.interop.optax_api._types import AccumulationType
 from fnopt.numerics import wide_dtype
 
@@ -187,8 +188,9 @@ def _split(trees: dict[Any, Any], axes: dict[Any, int], size: int) -> tuple[int,
     (n,) = sizes
     if n % size:
         raise ValueError(
-            f"microbatch: the batch has {n} examples, expected a multiple of microbatch_size = "
-            f"{size}. Use fnopt.microbatch, which allows a smaller last microbatch."
+            f"microbatch: the batch has {count_text(n, 'example')}, expected a multiple of "
+            f"microbatch_size = {size}. Use fnopt.microbatch, which allows a smaller last "
+            "microbatch."
         )
     split = {key: reshape_batch_axis(tree, size, axes[key]) for key, tree in trees.items()}
     return n // size, split

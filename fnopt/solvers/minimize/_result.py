@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.core import Params, Status, is_converged, status_messages
-from fnopt.errors import missing_attribute, show_report
+from fnopt.errors import count_text, missing_attribute, show_report
 from fnopt.solvers.result._report import batch_report
 from fnopt.solvers.result._solution import StepHistory
 from fnopt.solvers.result._values import value_lines
@@ -85,6 +85,6 @@ class Minimum(NamedTuple, Generic[Params]):
         lines = [
             f"minimize: {self.message}",
             f"  value {float(self.value):.6g}, gradient {float(self.gradient_norm):.2g}",
-            f"  {int(self.steps)} steps, {int(self.nfev)} evaluations",
+            f"  {count_text(int(self.steps), 'step')}, {count_text(int(self.nfev), 'evaluation')}",
         ]
         return "\n".join(lines + value_lines(self.params, self.at_bound))

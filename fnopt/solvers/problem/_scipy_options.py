@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.errors import check_count
+from fnopt.errors import check_count, count_text
 from fnopt.jacobians import sparse_jacobian
 from fnopt.residuals import RobustLoss, custom_loss, joined_function, named_loss
 from fnopt.solvers.problem._call import SCHEMES
@@ -108,9 +108,9 @@ def check_overdetermined(
     m, n = (sum(np.size(leaf) for leaf in jax.tree.leaves(tree)) for tree in (residuals, params))
     if m < n:
         raise ValueError(
-            f"least_squares: got {m} residuals for {n} params with method = 'lm', expected at "
-            "least as many residuals as params. Leave the argument `method` out to find one of "
-            "the many solutions."
+            f"least_squares: got {count_text(m, 'residual')} for {count_text(n, 'param')} with "
+            "method = 'lm', expected at least as many residuals as params. Leave the argument "
+            "`method` out to find one of the many solutions."
         )
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fnopt.errors import count_text
 from fnopt.jacobians import SparseJacobian, real_vector
 from fnopt.linear import divide, least_square_sum, norm, numerical_rank, singular_factors
 from fnopt.numerics import matmul, real_dtype, safe_sqrt
@@ -223,9 +224,9 @@ def _full_factor(solution: Solution, absolute_sigma: bool = False) -> Covariance
     factor = factor_of(solution, absolute_sigma)
     if isinstance(factor, SparseCovarianceFactor):
         raise ValueError(
-            f"covariance: the Jacobian of {factor.J.shape[1]} variables is sparse, expected a "
-            "dense Jacobian for the covariance of all params. Pass a function of the params with "
-            "few outputs: covariance(fit, of=function)."
+            f"covariance: the Jacobian of {count_text(factor.J.shape[1], 'variable')} is sparse, "
+            "expected a dense Jacobian for the covariance of all params. Pass a function of the "
+            "params with few outputs: covariance(fit, of=function)."
         )
     return factor
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.errors import leaves_with_names
+from fnopt.errors import count_text, leaves_with_names
 from fnopt.jacobians import SparseJacobian, held_as_zeros
 from fnopt.linear import least_square_sum
 from fnopt.manifolds import in_tangents, is_on
@@ -52,18 +52,21 @@ def report(
     # is computed in float64.
     if not any(_in_range(value, solution.cost.dtype) for value in (cost, half_squares)):
         has_no_loss, cost = True, half_squares
-    kind = f"half the sum of {m} squares" if has_no_loss else f"the loss of {m} residuals"
-    seconds = f", {int(solution.nhev)} second derivatives r''" if solution.nhev else ""
+    terms = count_text(m, "square" if has_no_loss else "residual")
+    kind = f"half the sum of {terms}" if has_no_loss else f"the loss of {terms}"
+    derivatives = count_text(int(solution.nhev), "second derivative")
+    seconds = f", {derivatives} r''" if solution.nhev else ""
     lines = [
         f"{title}: {solution.worded(names)}",
         f"  cost {cost:.6g} ({kind}), gradient norm {float(solution.gradient_norm):.2g}",
-        f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
+        f"  {count_text(int(solution.steps), 'step')}, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations{seconds}",
     ]
     lines += _linear_solver_lines(solution)
     if has_no_loss and np.isfinite(cost) and int(solution.dof) > 0:
         chi2 = 2 * cost / int(solution.dof)
-        lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
+        degrees = count_text(int(solution.dof), "degree")
+        lines.append(f"  reduced chi-square {chi2:.4g}, {degrees} of freedom")
     if m == 1 and fitted_count(solution) > 1:
         lines.insert(1, "  the function returns one residual; for a scalar loss use fnopt.minimize")
     return "\n".join([*lines, *more, *_param_lines(solution, names, absolute_sigma)])
@@ -81,7 +84,7 @@ def _linear_solver_lines(solution: Solution) -> list[str]:
 def batch_report(name: str, result: Any) -> str:
     """Return a report of a batch of problems: the number of problems for each status."""
     codes = np.ravel(np.asarray(result.status))
-    lines = [f"{name}: {codes.size} problems"]
+    lines = [f"{name}: {count_text(codes.size, 'problem')}"]
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
         lines.append(f"  {count:>6}  {result._replace(status=code).message}")
     return "\n".join(lines)
@@ -210,7 +213,7 @@ def undetermined_text(solution: Solution, names: Sequence[str] | None = None) ->
     names = named_entries(solution.params) if names is None else names
     undetermined = mask if solution.tangent is None else _sum_variables(solution.tangent, mask) != 0
     if len(names) != undetermined.size:
-        return f"{mask.sum()} of {mask.size} params"
+        return f"{mask.sum()} of {count_text(mask.size, 'param')}"
     count = undetermined.sum()
     if count <= _MAX_NAMES:
         return listed([names[i] for i in np.flatnonzero(undetermined).tolist()])
@@ -219,8 +222,8 @@ def undetermined_text(solution: Solution, names: Sequence[str] | None = None) ->
     paths = listed([path or "x" for (path, _), leaf_mask in leaf_masks if leaf_mask.any()])
     deficiency = fitted_count(solution) - int(solution.rank)
     if int(solution.rank) >= 0 and 0 < deficiency < count:
-        return f"{deficiency} direction{'s' if deficiency > 1 else ''} in {paths}"
-    return f"{count} numbers in {paths}"
+        return f"{count_text(deficiency, 'direction')} in {paths}"
+    return f"{count_text(count, 'number')} in {paths}"
 
 
 def listed(names: list[str]) -> str:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.errors import leaves_with_names
+from fnopt.errors import count_text, leaves_with_names
 
 _MAX_LINES = 10  # largest number of params that are listed in a report without standard errors
 
@@ -31,7 +31,7 @@ def value_lines(params: Any, at_bound: Any = None) -> list[str]:
     if len(sides) > _MAX_LINES:
         count = sum(map(bool, sides))
         note = f", {count} on a bound" if count else ""
-        return [f"  {len(sides)} params in {len(numeric)} leaves{note}"]
+        return [f"  {len(sides)} params in {count_text(len(numeric), 'leaf', 'leaves')}{note}"]
     names = [name for path, leaf, _ in numeric for name in entry_names(path, np.shape(leaf))]
     values = [value for _, leaf, _ in numeric for value in np.ravel(_wide(leaf)).tolist()]
     width = max(map(len, names), default=0)

@@ -102,7 +102,7 @@ def least_squares(
             :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a method
             other than Levenberg-Marquardt, the residual function need not be differentiable (unless
             you differentiate the solution). Otherwise `jac` is compared once with the derivative of
-            the residuals along one direction. If `jac` is wrong, the status is `WRONG_JACOBIAN`.
+            the residuals along two directions. If `jac` is wrong, the status is `WRONG_JACOBIAN`.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these with the structure of
             the params or a prefix of it; None for no bound. Every iterate satisfies the bounds, and
             a solution may lie exactly on a bound.

@@ -69,6 +69,35 @@ def test_no_false_alarm_and_no_miss(dtype):
     assert count == {kind: 0 if kind in ("right", "differences") else CASES for kind in KINDS}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("nonzeros", [3, 1000], ids=["sparse", "dense"])
+def test_one_wrong_column_of_a_thousand_is_an_alarm(nonzeros, dtype):
+    draw, n = np.random.default_rng(3), 1000
+    weights = np.zeros((2 * n, n))
+    for row in weights:
+        row[draw.choice(n, nonzeros, replace=False)] = draw.standard_normal(nonzeros)
+
+    def residuals(p):
+        return jnp.tanh(jnp.asarray(weights / nonzeros**0.5, p.dtype) @ p) - 0.3
+
+    def differences(p):  # forward differences, with the best step for rounding errors
+        step = float(jnp.finfo(p.dtype).eps) ** 0.5
+        return jax.lax.map(lambda d: (residuals(p + d) - residuals(p)) / step, step * jnp.eye(n)).T
+
+    @jax.jit
+    def alarm(p, J):
+        problem = flatten_problem(residuals, p, (), jac=lambda p: J).problem
+        return disagrees(problem, p, jnp.linalg.norm(J, axis=0))
+
+    with jax.enable_x64(dtype == "float64"):
+        p = jnp.asarray(draw.standard_normal(n), dtype)
+        J = jax.jacfwd(residuals)(p)
+        assert not alarm(p, J)
+        assert not alarm(p, differences(p))
+        for factor in (-1, 0, 2, 1e6):
+            assert alarm(p, J.at[:, 400].multiply(factor)), factor
+
+
 def test_a_kink_is_no_alarm_and_the_check_can_be_left_out():
     def bent(p):
         return jnp.stack([jnp.abs(p[0]) - p[1], p[1] - 2.0, p[0] - 0.1])

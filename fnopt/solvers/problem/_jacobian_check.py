@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fnopt.core import Status
@@ -21,28 +21,33 @@ from fnopt.solvers.result._solution import Solution
 # Tolerated relative error of a product. Forward differences in float32 have errors of at most 0.009
 # for 12 initial guesses of NIST's models.
 _RELATIVE_ERROR = 0.02
-# The rounding error of a product is assumed to be at most this multiple of eps times its terms. For
-# NIST's models it is at most 0.8 times these; a simulation has many more operations.
-# A column below this multiple of its own rounding error gets a smaller weight in the direction.
-_ROUNDING = 100
 
 
 def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array | None:
-    r"""Whether the user's Jacobian isn't the derivative of the residuals along a direction.
+    r"""Whether the user's Jacobian isn't the derivative of the residuals.
 
-    .. math:: \| J v - \dot r \| > 0.02 \max(\| J v \|, \| \dot r \|)
-        + \sum_j (100\, \epsilon\, \|J_j\| + \delta_j) |v_j|, \qquad
-        \dot r = \tfrac{d}{dt} r(x + t v)
+    For a direction :math:`v`, row `i` is wrong if
 
-    The rounding error of a column is estimated as
+    .. math:: |(J v)_i - \dot r_i| > 0.02 \max(|(J v)_i|, |\dot r_i|, s)
+        + \sqrt\epsilon\, (|r_i| + |\dot r'_i|)\, \|v / \max(|x|, 1)\|, \qquad
+        \dot r = \tfrac{d}{dt} r(x + t v).
 
-    .. math:: \delta_j = 100\, \epsilon\, \frac{\|r\| + \sum_k \|J_k x_k\|}{\max(|x_j|, 1)}.
+    Here `s` is the root mean square of the products over all rows, because the terms of a row may
+    cancel. The last summand is the rounding error of forward differences; :math:`\dot r'` is the
+    derivative along `x` with irregular factors. The Jacobian is wrong if a row is wrong at two
+    points along two directions, because the first point may be on a kink with two derivatives.
 
-    The direction :math:`v` changes all params, each with the same effect on the residuals:
-    :math:`|v_j| \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. Therefore a missing column is detected,
-    whatever the scale of its param. Non-finite products and functions whose derivative is zero
-    (table look-ups) pass the check. The products are also compared at a second point nearby,
-    because the first point may be on a kink with two derivatives.
+    The direction changes all params, each with the same effect on the residuals:
+    :math:`|v_j| \approx 1 / \max(\|J_j\|, \delta_j)`. Therefore a missing column is detected,
+    whatever the scale of its param. The rounding error of a column is estimated as
+
+    .. math:: \delta_j = \sqrt\epsilon\, \frac{\|r\| + \sum_k \|J_k x_k\|}{\max(|x_j|, 1)}.
+
+    Rows are compared separately, so the number of params doesn't matter, but the number `k` of
+    nonzeros in a row does. The product with a row of equal entries is about :math:`\sqrt k` times
+    an entry. Therefore a doubled, negated or missing column is detected up to about `k = 1000`, and
+    at most :math:`1 / 0.02^2 = 2500`. Smaller errors need fewer nonzeros. Non-finite products and
+    functions whose derivative is zero (table look-ups) pass the check.
 
     Args:
         problem: The problem.
@@ -50,8 +55,8 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         columns: The norms of the columns of the user's Jacobian at the point.
 
     Returns:
-        Whether the derivatives disagree at both points. None if there is no user's Jacobian, if the
-        function can't be differentiated, or if the Jacobian is computed in chunks to bound memory.
+        Whether the derivatives disagree. None if there is no user's Jacobian, if the function can't
+        be differentiated, or if the Jacobian is computed in chunks to bound memory.
     """
     flat, derivative = problem.flat, problem.flat.derivative
     if derivative is None or derivative.gram is not None:
@@ -64,39 +69,51 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
     if any(eqn.primitive.name == "custom_lin" for eqn in jaxprs.equations(jaxpr)):
         return None
 
-    def differs(x: jax.Array) -> jax.Array:
-        v, floor = _direction(flat.r(x), x, columns)
-        exact = pushed(flat.r, pvary_over_rows((x,)), pvary_over_rows((v,)))[1]
-        product = derivative.push(derivative.at(x), v)
-        size = jnp.maximum(norm(exact), norm(product))
-        tolerance = jnp.asarray(_RELATIVE_ERROR, x.dtype) * size + floor
-        distance = norm(exact - product)
-        return (norm(exact) > 0) & jnp.isfinite(distance) & (distance > tolerance)
+    def products(x: jax.Array, k: jax.Array) -> tuple[jax.Array, ...]:
+        r = flat.r(x)
+        v, errors = _direction(r, x, columns, k)
+        # The terms of a row are estimated without the user's Jacobian, whose entries may be huge.
+        directions = pvary_over_rows(jnp.stack([v, x * _irregular(x, k)]))
+        exact, terms = lax.map(lambda v: pushed(flat.r, pvary_over_rows((x,)), (v,))[1], directions)
+        return exact, derivative.push(derivative.at(x), v), errors * (jnp.abs(r) + jnp.abs(terms))
 
     # The second point is a finite-difference step away, off any kink at `x`. A param of zero moves
     # by the change that would double the residual norm, times the same root.
     root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
     size = jnp.where(x != 0, jnp.abs(x), divide(norm(flat.r(x)), columns))
-    return jnp.all(lax.map(differs, jnp.stack([x, x + root * size * _irregular(x)])))
+    points = jnp.stack([x, x + root * size * _irregular(x, 1)])
+    exact, product, rounding = lax.map(
+        lambda xk: products(*xk), (points, jnp.arange(1, 3, dtype=x.dtype))
+    )
+    # Terms of a row may cancel along one direction. They hardly cancel along both directions, and
+    # not in all rows.
+    rows = jnp.max(jnp.maximum(jnp.abs(exact), jnp.abs(product)), axis=0)
+    typical = norm(rows) / norm(jnp.ones_like(rows))
+    relative = jnp.asarray(_RELATIVE_ERROR, x.dtype) * jnp.maximum(rows, typical)
+    wrong = jnp.all(jnp.abs(exact - product) > relative + rounding, axis=0)
+    varies = jnp.all(jax.vmap(norm)(exact) > 0)
+    return varies & (norm(wrong.astype(x.dtype)) > 0)
 
 
-def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the direction `v`, and a bound on the rounding error of the products with `v`."""
-    noise = jnp.asarray(_ROUNDING * float(jnp.finfo(x.dtype).eps), x.dtype)
+def _direction(
+    r: jax.Array, x: jax.Array, columns: jax.Array, k: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the direction `v`, and the rounding error of a product relative to its terms."""
+    # The best relative step of a forward difference is the root of eps. So is its rounding error.
+    root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
     size = jnp.maximum(jnp.abs(x), jnp.ones_like(x))
-    rounding = noise * (norm(r) + jnp.sum(columns * jnp.abs(x))) / size
-    effect = jnp.maximum(columns, jnp.asarray(_ROUNDING, x.dtype) * rounding)
-    v = _irregular(x) / jnp.where(effect > 0, effect, jnp.ones_like(effect))
-    return v, jnp.sum((noise * columns + rounding) * jnp.abs(v))
+    effect = jnp.maximum(columns, root * (norm(r) + jnp.sum(columns * jnp.abs(x))) / size)
+    v = _irregular(x, k) / jnp.where(effect > 0, effect, jnp.ones_like(effect))
+    return v, root * norm(v / size)
 
 
-def _irregular(x: jax.Array) -> jax.Array:
+def _irregular(x: jax.Array, k: Any) -> jax.Array:
     """Return numbers of irregular signs and of magnitudes between 1 and 2, one for each param.
 
-    With equal numbers, errors of several columns could cancel in the product.
+    With equal numbers, errors of several columns could cancel in the product. Multiples `k` of the
+    golden angle give independent signs.
     """
-    # Multiples of the golden angle are spread most evenly over the circle.
-    angle = jnp.asarray(np.pi * (3 - 5**0.5), x.dtype)
+    angle = jnp.asarray(math.pi * (3 - math.sqrt(5)), x.dtype) * k
     wave = jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype) * angle)
     return wave + jnp.where(wave < 0, -1, 1).astype(x.dtype)
 

@@ -30,6 +30,7 @@ from fnopt.linear._triangle import (
     singular_factors,
     triangle,
 )
+from fnopt.linear._triangle import is_determined as is_determined
 from fnopt.linear._triangle import noise_damping as noise_damping
 from fnopt.linear._triangle import row_triangle as row_triangle
 from fnopt.linear._triangle import singular_triangle as singular_triangle

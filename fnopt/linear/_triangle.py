@@ -220,7 +220,7 @@ def numerical_rank(s: jax.Array, size: int) -> jax.Array:
         >>> print(numerical_rank(singular_factors(jnp.ones((3, 2)), jnp.ones(3)).s, 3))
         1
     """
-    return jnp.sum(_determined(s, size), dtype=jnp.int32)
+    return jnp.sum(is_determined(s, size), dtype=jnp.int32)
 
 
 def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
@@ -244,10 +244,10 @@ def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
         Array([0.5, 0. ], dtype=float32)
     """
     z = divide(factors.b, factors.s)
-    return jnp.where(_determined(factors.s, size), z, jnp.zeros_like(z))
+    return jnp.where(is_determined(factors.s, size), z, jnp.zeros_like(z))
 
 
-def _determined(s: jax.Array, size: int) -> jax.Array:
-    """Return a mask of the singular values above rounding noise, of shape `[k]`."""
+def is_determined(s: jax.Array, size: int) -> jax.Array:
+    """Whether each singular value is above rounding noise; its direction is then determined."""
     noise = min(size, _NOISE) * jnp.finfo(s.dtype).eps
     return s > jnp.asarray(noise, s.dtype) * s[0]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.jacobians import forward_from_reverse, value_and_jacobian
-from fnopt.linear import norm, numerical_rank, singular_triangle, triangle
+from fnopt.linear import is_determined, norm, singular_triangle, triangle
 from fnopt.numerics import matmul, nonzero
 from fnopt.sharding import replicate, reshard_like
 
@@ -146,8 +146,7 @@ def _whitening_basis(J: jax.Array) -> jax.Array:
     """
     norms = nonzero(norm(J))
     s, Vt, _ = singular_triangle(triangle(J / norms, jnp.zeros_like(J[:, 0])))
-    rank = numerical_rank(s, max(J.shape))
-    determined = jnp.arange(s.size, dtype=rank.dtype) < rank
+    determined = is_determined(s, max(J.shape))
     return Vt.T / nonzero(jnp.where(determined, s, s[0])) / norms[:, None]
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import SingularFactors, System, numerical_rank
+from fnopt.linear import SingularFactors, System, is_determined
 from fnopt.numerics import matmul
 from fnopt.residuals import FlatResidual, linearise_products
 from fnopt.sharding import psum_rows
@@ -113,11 +113,10 @@ def singular_null_space(factors: SingularFactors, size: int) -> tuple[jax.Array,
         factors: The singular values and vectors of a Jacobian with columns of unit length.
         size: The larger dimension of the Jacobian.
     """
-    rank = numerical_rank(factors.s, size)
-    kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
+    kept = is_determined(factors.s, size)
     determined = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
     root = float(jnp.finfo(factors.s.dtype).eps) ** 0.5
-    return rank, determined < 1 - jnp.asarray(root, determined.dtype)
+    return jnp.sum(kept, dtype=jnp.int32), determined < 1 - jnp.asarray(root, determined.dtype)
 
 
 def gram_rank(K: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from jax import lax
 
 from fnopt.errors import count_text
 from fnopt.jacobians import SparseJacobian, real_vector
-from fnopt.linear import divide, least_square_sum, norm, numerical_rank, singular_factors
+from fnopt.linear import divide, is_determined, least_square_sum, norm, singular_factors
 from fnopt.numerics import matmul, real_dtype, safe_sqrt
 from fnopt.programs import tiered_call
 from fnopt.solvers.linear_model._scaling import initial_scale
@@ -148,8 +148,7 @@ def covariance_factor(
     constant_J = lax.stop_gradient(J)
     scale = initial_scale(norm(constant_J))
     factors = singular_factors(constant_J / scale, jnp.zeros_like(constant_J[:, 0]))
-    rank = numerical_rank(factors.s, max(constant_J.shape))
-    in_rank = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
+    in_rank = is_determined(factors.s, max(constant_J.shape))
     directions = jnp.where(in_rank[:, None], factors.Vt, jnp.zeros_like(factors.Vt))
     root = directions / jnp.where(in_rank, factors.s, jnp.ones_like(factors.s))[:, None]
     root = _inverse_root(root, matmul((J / scale).T, J / scale))

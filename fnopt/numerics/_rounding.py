@@ -116,7 +116,10 @@ def stochastic_round_leaves(
         draw = jax.lax.optimization_barrier(jax.random.bits(draw_key, (sum(sizes),), words))
         ends = itertools.accumulate(sizes)
         for i, size, end in zip(indices, sizes, ends, strict=True):
-            random_bits[i] = jax.lax.slice(draw, (end - size,), (end,)).reshape(xs[i].shape)
+            # A gather, because XLA would propagate the sharding of one leaf through slices to the
+            # draw and to all other leaves.
+            places = jnp.arange(end - size, end).reshape(xs[i].shape)
+            random_bits[i] = draw.at[places].get(mode="promise_in_bounds")
     for i, x in enumerate(xs):
         if random_bits[i] is None:
             draw_key = jax.random.fold_in(key, _FIRST_DRAW + i)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import fnopt
 
@@ -209,3 +210,27 @@ def test_small_leaves_share_a_draw_and_no_number_of_it(make):
     assert len(set(a)) == 2  # the two neighbors
     assert set(a) == set(b)
     assert (a != b).any()
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+def test_random_rounding_keeps_the_shardings_of_auto_meshes():
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("x",))
+    shardings = {
+        "w": NamedSharding(mesh, PartitionSpec("x")),
+        "b": NamedSharding(mesh, PartitionSpec()),
+    }
+    policy = fnopt.precision_policy(fnopt.adam(1e-3), {"*": "bfloat16"}, key=0)
+    cases = (policy, jnp.float32), (fnopt.stochastic_rounding(fnopt.adam(1e-3)), jnp.bfloat16)
+    for tx, dtype in cases:
+        params = {"w": jnp.ones((8, 4), dtype), "b": jnp.ones(4, dtype)}
+        params = jax.tree.map(jax.device_put, params, shardings)
+
+        @jax.jit
+        def step(params, state, tx=tx):
+            updates, state = tx.update(params, state, params)
+            return fnopt.apply_updates(params, updates), state
+
+        new_params, state = step(params, tx.init(params))
+        for tree in (new_params, fnopt.slots(state)["mu"]):
+            for name, x in tree.items():
+                assert x.sharding.is_equivalent_to(shardings[name], x.ndim), (tx, name)

@@ -12,7 +12,15 @@ from jax import lax
 
 from fnopt.core._rows import Rows, is_rows
 from fnopt.errors import differences, leaf_text, leaves_with_names, type_text, where
-from fnopt.numerics import compute_dtype, dtype_of, is_array_like, is_inexact, is_traced, shape_of
+from fnopt.numerics import (
+    compute_dtype,
+    dtype_of,
+    is_array_like,
+    is_inexact,
+    is_traced,
+    saturating_cast,
+    shape_of,
+)
 
 Params = TypeVar("Params")
 
@@ -63,7 +71,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
         return _add_integers(name, p, u)
     # The sum is rounded once; a cast of the update to bfloat16 would be a second rounding.
     dtype = compute_dtype(p_dtype, u_dtype)
-    return (jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype)).astype(p_dtype)
+    return saturating_cast(jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype), p_dtype)
 
 
 def _is_plain(x: Any) -> bool:
@@ -95,7 +103,8 @@ def apply_updates(params: Params, updates: Any) -> Params:
     r"""Add updates to parameters: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
 
     The sum is computed in the wider of the two dtypes (at least float32) and stored in the params'
-    dtype. A parameter whose update is `None` doesn't change. Updates of integer or bool params (a
+    dtype. Sums above the range of float16 or float8 are stored as the dtype's largest number. A
+    parameter whose update is `None` doesn't change. Updates of integer or bool params (a
     counter inside a model) must be integers, and are added exactly.
 
     Args:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.errors import where
-from fnopt.numerics import compute_dtype, widen
+from fnopt.numerics import compute_dtype, saturating_cast, widen
 
 _PROMISES = ("indices_are_sorted", "unique_indices")  # options of gather and scatter
 
@@ -90,7 +90,8 @@ class Rows:
     def into(self, table: jax.Array, rows: jax.Array) -> jax.Array:
         """Replace the rows of a table at the indices, which must be unique."""
         options: dict[str, Any] = dict.fromkeys(_PROMISES, True)
-        return table.at[self.indices].set(rows.astype(table.dtype), mode="drop", **options)
+        rows = saturating_cast(rows, table.dtype)
+        return table.at[self.indices].set(rows, mode="drop", **options)
 
     def added_to(self, table: jax.Array) -> jax.Array:
         """Add the values to a table in the wider of the two dtypes, and round the sum once."""

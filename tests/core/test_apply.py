@@ -22,6 +22,19 @@ def test_sums_in_the_wider_dtype():
     assert float(fnopt.apply_updates(params, jnp.asarray(2.0**-7 * 0.75))) == 1.0078125
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float8_e5m2", "float8_e4m3fn"])
+def test_params_beyond_the_range_of_a_dtype_are_its_largest_number(dtype):
+    largest = float(jnp.finfo(dtype).max)
+    params, updates = jnp.full(4, largest, dtype), jnp.asarray([1e20, -3 * largest, 0, jnp.nan])
+    expected = np.asarray([largest, -largest, largest, np.nan])
+    found = fnopt.apply_updates(params, updates)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(found, np.float32), expected)
+    rows = fnopt.core.Rows(jnp.arange(4), updates[:, None], 4)
+    table = fnopt.apply_updates(params[:, None], rows)
+    np.testing.assert_array_equal(np.asarray(table, np.float32)[:, 0], expected)
+
+
 def test_none_updates_leave_params_alone():
     kept = jnp.ones(2)
     new = fnopt.apply_updates({"a": kept, "b": None}, {"a": None, "b": None})

@@ -54,6 +54,16 @@ class StoredSlots(Wrapper):
 
     slots: Any
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if _is_offloaded(self.inner):
+            name = type(self).__name__
+            raise ValueError(
+                f"{where()}{name}: the inner optimizer contains offloaded, which stores the slots "
+                "in host memory, expected slots on the device. Wrap in the other order: "
+                f"offloaded({name}(...))."
+            )
+
     def _map(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
         """Replace the leaves of the selected slots by `fn(form, leaf)`."""
         return self._map_slots(
@@ -292,6 +302,10 @@ class offloaded(Wrapper):
         if self.memory_kind == device.default_memory().kind:
             return state
         return jax.tree.map(lambda x: _move_array(x, self.memory_kind) if jnp.ndim(x) else x, state)
+
+
+def _is_offloaded(tx: Any) -> bool:
+    return isinstance(tx, offloaded) or any(_is_offloaded(member.tx) for member in tx.members())
 
 
 def on_device(tree: Any) -> Any:

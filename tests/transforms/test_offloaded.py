@@ -58,6 +58,14 @@ def test_shardings_are_kept(wrap: Any):
     assert mu.addressable_shards[0].data.shape == (2, 2)
 
 
+@pytest.mark.parametrize("name", ["quantized_state", "precision_policy"])
+def test_wrappers_that_compute_with_slots_are_named(name: str):
+    wrapper, inner = getattr(fnopt, name), fnopt.offloaded(fnopt.adam(1e-2))
+    for tx in (inner, fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.masked(inner, "w"))):
+        with pytest.raises(ValueError, match=rf"^{name}: .* host memory, .*offloaded\({name}\("):
+            wrapper(tx)
+
+
 def test_unknown_memory_is_named():
     tx = fnopt.offloaded(fnopt.adam(1e-2), "disk")
     with pytest.raises(ValueError, match=r"memory_kind = 'disk', but .* has the kinds \["):

@@ -54,7 +54,7 @@ def report(
         has_no_loss, cost = True, half_squares
     terms = count_text(m, "square" if has_no_loss else "residual")
     kind = f"half the sum of {terms}" if has_no_loss else f"the loss of {terms}"
-    derivatives = count_text(int(solution.nhev), "second derivative")
+    derivatives = count_text(int(solution.nhev or 0), "second derivative")
     seconds = f", {derivatives} r''" if solution.nhev else ""
     lines = [
         f"{title}: {solution.worded(names)}",

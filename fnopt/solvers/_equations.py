@@ -107,11 +107,8 @@ class Root(NamedTuple, Generic[Params]):
             return batch_report("root", self)
         leaves = jax.tree.leaves(self.residuals)
         largest = max((float(jnp.max(jnp.abs(r))) for r in leaves), default=0)
-        lines = [
-            f"root: {self.message}",
-            f"  largest residual {largest:.2g}, {count_text(int(self.steps), 'step')}, "
-            f"{count_text(int(self.nfev), 'evaluation')}",
-        ]
+        steps, nfev = count_text(int(self.steps), "step"), count_text(int(self.nfev), "evaluation")
+        lines = [f"root: {self.message}", f"  largest residual {largest:.2g}, {steps}, {nfev}"]
         return "\n".join(lines + value_lines(self.params))
 
 

@@ -33,6 +33,7 @@ from fnopt.errors._paths import (
     leaves_with_names,
     matches,
     path_name,
+    unboxed,
 )
 from fnopt.errors._text import (
     count_text,

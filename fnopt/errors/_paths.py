@@ -97,6 +97,18 @@ def leaf_paths(tree: Any) -> Any:
     return jax.tree.unflatten(treedef, [name for name, _ in pairs])
 
 
+def unboxed(tree: Any) -> Any:
+    """Replace the boxes of flax, such as the variables of an `nnx.Optimizer`, by their arrays."""
+
+    def content(node: Any) -> Any:
+        if not _is_box(node):
+            return node
+        leaves = jax.tree.leaves(node)
+        return leaves[0] if leaves else None  # a frozen param has no slot
+
+    return jax.tree.map(content, tree, is_leaf=_is_box)
+
+
 def leaf_text(path: str) -> str:
     """Name of a leaf in an error message."""
     return f"leaf {path!r}" if path else "the only leaf"

@@ -17,7 +17,7 @@ from fnopt.core import (
     slot_zeros,
     static,
 )
-from fnopt.errors import type_text, where
+from fnopt.errors import type_text, unboxed, where
 from fnopt.numerics import (
     default_float,
     is_array_like,
@@ -224,6 +224,7 @@ def has_updated(state: AccumulateState) -> jax.Array:
         >>> fnopt.has_updated(tx.update(jnp.ones(2), tx.init(jnp.ones(2)))[1])
         Array(True, dtype=bool)
     """
+    state = unboxed(state)
     if not isinstance(state, AccumulateState):
         raise TypeError(
             f"has_updated: the state is a {type(state).__name__}, expected "

@@ -21,7 +21,7 @@ from fnopt.core import (
     extra_arg_names,
     static,
 )
-from fnopt.errors import error_scope, names_text, where
+from fnopt.errors import error_scope, names_text, unboxed, where
 
 
 class Wrapper(Transformation):
@@ -234,7 +234,7 @@ def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
     Raises:
         ValueError: If `state` contains no state of the class, or more than one.
     """
-    states = states_of(state, kind)
+    states = states_of(unboxed(state), kind)
     _check_single(len(states), who, maker)
     return states[0]
 
@@ -264,15 +264,15 @@ def read_slot(
     Raises:
         ValueError: If `state` contains no state of the class, or several with a slot for one leaf.
     """
-    states = states_of(state, kind)
+    states = states_of(unboxed(state), kind)
     _check_single(min(len(states), 1), who, maker)
-    leaves, treedef = jax.tree.flatten(params)
+    (leaves, treedef), structure = jax.tree.flatten(params), jax.tree.structure(unboxed(params))
     try:
-        columns = [treedef.flatten_up_to(getattr(x, slot)) for x in states]
+        columns = [structure.flatten_up_to(getattr(x, slot)) for x in states]
     except ValueError:
         raise ValueError(
             f"{who}: the state and the params have different structures, expected the params of "
-            f"this state. Slots are vectors inside flatten, so put {maker} around flatten."
+            f"this state (flax: nnx.state(model, nnx.Param)), and {maker} around flatten, if any."
         ) from None
 
     def read_leaf(p: Any, *slots: Any) -> Any:

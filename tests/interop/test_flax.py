@@ -101,6 +101,53 @@ def test_nnx_optimizer_forwards_extra_arguments():
     assert seen == [3.0]
 
 
+READERS = {
+    "params_ema": (
+        lambda: fnopt.chain(fnopt.adam(0.1), fnopt.params_ema(0.9)),
+        fnopt.averaged_params,
+    ),
+    "frozen": (
+        lambda: fnopt.freeze(fnopt.chain(fnopt.adam(0.1), fnopt.params_ema(0.9)), "*/bias"),
+        fnopt.averaged_params,
+    ),
+    "schedule_free": (
+        lambda: fnopt.schedule_free(fnopt.sgd(0.1), 0.1),
+        fnopt.schedule_free_eval_params,
+    ),
+    "master_copy": (lambda: fnopt.master_copy(fnopt.sgd(0.1)), fnopt.master_params),
+    "accumulate": (
+        lambda: fnopt.accumulate(fnopt.sgd(0.1), 2),
+        lambda state, _: fnopt.has_updated(state),
+    ),
+    "loss_scale": (
+        lambda: fnopt.dynamic_loss_scale(fnopt.sgd(0.1)),
+        lambda state, _: fnopt.loss_scale(state),
+    ),
+}
+
+
+@pytest.mark.parametrize("make", [nnx.Optimizer, fnopt.interop.nnx_optimizer])
+@pytest.mark.parametrize("name", READERS)
+def test_the_state_of_an_nnx_optimizer_is_read_like_a_plain_state(name, make):
+    make_tx, read = READERS[name]
+    dtype = jnp.bfloat16 if name == "master_copy" else jnp.float32
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0), param_dtype=dtype)
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    tx, grads = make_tx(), jax.tree.map(jnp.ones_like, params)
+    optimizer, state = make(model, tx, wrt=nnx.Param), tx.init(params)
+    for _ in range(2):
+        with jax.numpy_dtype_promotion("standard"):  # nnx adds updates of another dtype
+            optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param)))
+        updates, state = tx.update(grads, state, params)
+        params = fnopt.apply_updates(params, updates)
+    got = read(optimizer.opt_state, nnx.state(model, nnx.Param))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(read(state, params)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    if name in {"params_ema", "schedule_free"}:
+        nnx.update(model, got)
+        np.testing.assert_array_equal(model.kernel[...], got["kernel"][...])
+
+
 def test_plain_labels_fit_an_nnx_state():
     params = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
     tx = fnopt.freeze(fnopt.adam(0.1), {"hidden": True, "out": False})

@@ -112,7 +112,7 @@ def _narrow(x):
 
 def test_an_average_of_a_vector_says_where_it_belongs():
     state, params = one_step(fnopt.flatten(fnopt.chain(fnopt.sgd(0.5), fnopt.params_mean())))
-    with pytest.raises(ValueError, match=r"averaged_params: .*Slots are vectors inside flatten"):
+    with pytest.raises(ValueError, match=r"averaged_params: .*params_mean around flatten"):
         fnopt.averaged_params(state, params)
 
 

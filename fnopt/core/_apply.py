@@ -140,6 +140,9 @@ def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
             "the argument `updates` is the pair (updates, state) that tx.update returned, expected "
             "the first element of the pair. Write updates, state = tx.update(...)."
         )
+    for what, tree in {"params": params, "updates": updates}.items():
+        if tree is None:
+            return f"{what} are None, expected equal structures. {_HINT}"
     update_names, param_names = (
         [name for name, _ in leaves_with_names(tree, is_leaf=_is_leaf)[0]]
         for tree in (updates, params)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 class Status(enum.IntEnum):
@@ -86,6 +87,11 @@ def status_messages(status: Any, words: Mapping[Status, str] | None = None) -> A
         status: The codes.
         words: Messages that replace the default messages of some statuses.
     """
+    if isinstance(status, Tracer):
+        raise TypeError(
+            "message: the status is traced, expected a concrete array. Inside jax.jit, use the "
+            "arrays `status` and `converged`."
+        )
     codes = np.asarray(status)
     if codes.ndim:
         return [status_messages(code, words) for code in codes]

@@ -67,6 +67,8 @@ def test_no_fraction_is_added_to_an_integer():
             {"v": jnp.ones(3)},
             r"updates lack .'w'.; updates have .'v'., which params lack, exp",
         ),
+        (None, {"w": jnp.ones(3)}, "params are None, expected equal structures"),
+        ({"w": jnp.ones(3)}, None, "updates are None, expected equal structures"),
         ({"w": None}, {"w": jnp.ones(3)}, "leaf 'w' of params is None, but its update isn't"),
     ],
 )

@@ -66,7 +66,7 @@ class BatchFit(NamedTuple):
     @property
     def message(self) -> list[str]:
         """Reason why each fit stopped, as text; not available under `jax.jit`."""
-        return status_messages(np.ravel(np.asarray(self.status)))
+        return status_messages(self.status.reshape(-1))
 
     _repr_pretty_ = show_report
 

@@ -47,6 +47,14 @@ def test_a_residual_of_nan_or_infinity_comes_first():
     assert "nan" not in str(scalar)
 
 
+@pytest.mark.parametrize(("count", "error"), [(-1, ValueError), (1.5, TypeError)])
+def test_a_count_that_is_no_count_is_refused(count, error):
+    fit = fnopt.least_squares(lambda x: x - 1, jnp.ones(2))
+    with pytest.raises(error, match=f"residual_report: count is {count}, expected"):
+        fit.residual_report(count)
+    assert fit.residual_report(0).largest == ()
+
+
 def test_traced_solutions_and_batches_are_refused():
     def fit(a):
         return fnopt.least_squares(lambda x: x - a, jnp.float32(1))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.errors import leaves_with_names, where
+from fnopt.errors import check_count, leaves_with_names, where
 
 
 class LeafResiduals(NamedTuple):
@@ -98,6 +98,7 @@ def residual_report(solution: Any, count: int) -> ResidualReport:
             "Call residual_report outside jit, with one solution of a batch: "
             "jax.tree.map(lambda x: x[i], solutions)."
         )
+    check_count(count, "count", "residual_report", least=0)
     leaves, observations = [], []
     for path, leaf in leaves_with_names(solution.residuals)[0]:
         size = np.abs(np.asarray(leaf).astype(complex))

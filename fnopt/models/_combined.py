@@ -87,8 +87,14 @@ class Datasets(Model):
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
         """Guess the params from each data set, and average guesses of shared params."""
         self._check(x)
-        ends = np.cumsum([np.size(xi) for xi in x])[:-1].tolist()
-        guesses = [self.model.guess(*pair) for pair in zip(x, jnp.split(y, ends), strict=True)]
+        ends = np.cumsum([np.size(xi) for xi in x]).tolist()
+        if jnp.shape(y) != (ends[-1],):
+            raise ValueError(
+                f"{where()}Datasets: ydata have shape {jnp.shape(y)}, expected {(ends[-1],)}, one "
+                "datum for each x. Concatenate the data sets: jnp.concatenate(ydata)."
+            )
+        parts = jnp.split(y, ends[:-1])
+        guesses = [self.model.guess(*pair) for pair in zip(x, parts, strict=True)]
         by_name: dict[str, list[jax.Array]] = {}
         for i, guess in enumerate(guesses):
             for new, old in zip(self._names_of(i), self.model.names, strict=True):

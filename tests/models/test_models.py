@@ -132,6 +132,9 @@ def test_data_sets_share_params():
     np.testing.assert_allclose(fnopt.curve_fit(many, list(x), y).popt, fit.popt)
     with pytest.raises(ValueError, match=r"2 arrays of different shapes.*jnp.concatenate"):
         fnopt.curve_fit(many, x, [y[:12], y[12:]])
+    for ydata, shape in ((np.stack([y, y]), r"\(2, \d+\)"), (y[:12], r"\(12,\)")):
+        with pytest.raises(ValueError, match=rf"ydata have shape {shape}, expected \({y.size},\)"):
+            fnopt.curve_fit(many, x, ydata)
     for wrong, text in ((x[0], "has 12 entries"), (x[:1], "has 1 entry"), (1.0, "is one number")):
         with pytest.raises(ValueError, match=f"xdata {text}, expected a tuple of 2"):
             fnopt.curve_fit(many, wrong, y)

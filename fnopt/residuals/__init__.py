@@ -43,9 +43,6 @@ from fnopt.residuals._linearise import linearise_pull as linearise_pull
 from fnopt.residuals._linearise import probed_columns as probed_columns
 from fnopt.residuals._linearise import value_and_slope as value_and_slope
 from fnopt.residuals._parameters import Constraint, fixed, interval, positive, tied
-from fnopt.residuals._parameters import as_vector as as_vector
-from fnopt.residuals._parameters import floating_start as floating_start
-from fnopt.residuals._parameters import is_number_list as is_number_list
 from fnopt.residuals._parameters import parametrize as parametrize
 from fnopt.residuals._prefix import broadcast_prefix as broadcast_prefix
 from fnopt.residuals._prior import prior
@@ -64,6 +61,9 @@ from fnopt.residuals._robust import (
 from fnopt.residuals._robust_cost import RobustCost as RobustCost
 from fnopt.residuals._robust_cost import as_loss as as_loss
 from fnopt.residuals._robust_cost import robust_cost as robust_cost
+from fnopt.residuals._start import as_vector as as_vector
+from fnopt.residuals._start import floating_start as floating_start
+from fnopt.residuals._start import is_number_list as is_number_list
 from fnopt.residuals._weights import Whitening as Whitening
 from fnopt.residuals._weights import whitened as whitened
 

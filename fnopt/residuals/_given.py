@@ -23,7 +23,7 @@ from fnopt.numerics import compute_dtype, is_array_like, is_inexact, matmul
 from fnopt.residuals._curved import Parametrisation
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, masked_product
 from fnopt.residuals._flat import joined_function
-from fnopt.residuals._parameters import is_number_list
+from fnopt.residuals._start import is_number_list
 from fnopt.sharding import concatenate, reshape
 
 

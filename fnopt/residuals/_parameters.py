@@ -20,7 +20,6 @@ from fnopt.errors import (
     where,
 )
 from fnopt.jacobians import ravel
-from fnopt.numerics import default_float, is_inexact
 from fnopt.programs import jaxprs
 from fnopt.residuals._curved import Parametrisation, curved, manifolds_of, on_its_manifold
 from fnopt.residuals._prefix import first_bad
@@ -161,7 +160,7 @@ def parametrize(params: Any, constraints: Any = None) -> Parametrisation:
     if constraints is None and not any(manifolds):
         return Parametrisation(params, lambda free: free, ())
     pairs, treedef = leaves_with_names(params)
-    given = _leaf_constraints(constraints, [path for path, _ in pairs])
+    given = leaf_constraints(constraints, [path for path, _ in pairs])
     kinds = tuple(
         kind
         if manifold is None or isinstance(kind, fixed)
@@ -229,8 +228,15 @@ def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: An
 
 
 def _tied_value(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
-    with explain_jax_errors("tied", "the function", is_another=True):
-        value = jnp.asarray(kind.fn(params))
+    try:
+        with explain_jax_errors("tied", "the function", is_another=True):
+            value = jnp.asarray(kind.fn(params))
+    except (AttributeError, LookupError) as error:
+        raise ValueError(
+            f"{where()}{leaf_text(path)} is tied to a function that raised "
+            f"{type(error).__name__}: {error}; expected a function of params with the leaves "
+            f"{names_text([name for name, _ in leaves_with_names(params)[0]])}."
+        ) from error
     if value.shape != jnp.shape(start):
         raise ValueError(
             f"{where()}{leaf_text(path)} is tied to an expression of shape {value.shape}, "
@@ -239,14 +245,17 @@ def _tied_value(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
     return value.astype(jnp.result_type(start))
 
 
-def _leaf_constraints(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
+def leaf_constraints(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
     """Find the constraint of the leaf at every path, or None for a leaf without a constraint."""
     named, _ = leaves_with_names(constraints, is_leaf=lambda node: isinstance(node, Constraint))
     for pattern, kind in named:
         if not isinstance(kind, Constraint):
+            key = f"the constraint of {pattern!r}" if pattern else "constraints"
             raise TypeError(
-                f"{where()}the constraint of {pattern!r} is {kind!r}, expected fnopt.fixed(), "
-                "fnopt.tied(fn), fnopt.positive() or fnopt.interval(lower, upper)."
+                f"{where()}{key} is {kind!r:.60}, expected fnopt.fixed(), fnopt.tied(fn), "
+                "fnopt.positive() or fnopt.interval(lower, upper). For the equations and "
+                "inequalities of SciPy's constraints, tie a param, pass a projection to "
+                "fnopt.minimize, or call SciPy's SLSQP."
             )
         if not any(matches(path, pattern) for path in paths):
             unnamed = "the params, which are one array without a name" if paths == [""] else ""
@@ -284,67 +293,3 @@ def _param_value(kind: Constraint | curved | None, leaf: Any, variables: Any) ->
 
 def _as_array(leaf: Any) -> jax.Array:
     return jnp.asarray(leaf, jnp.result_type(leaf))  # with a dtype, a number isn't weakly typed
-
-
-def floating_start(params: Any, constraints: Any = None) -> Any:
-    """Convert a list of numbers to a vector, and free integers of an initial guess to floats.
-
-    Users pass `x0=[1, 1]` for a function of an array. With constraints, the numbers of a list stay
-    separate leaves, because constraints refer to leaves. Fixed params keep their dtype. Booleans
-    and unsigned integers, such as random keys, aren't converted, because they aren't parameters.
-
-    Args:
-        params: The initial guess, a pytree.
-        constraints: As in :func:`parametrize`.
-
-    Returns:
-        An array of shape `[n]` for a list or tuple of numbers without constraints. Otherwise a tree
-        like `params`, with floats in place of Python integers and signed integer arrays.
-
-    Raises:
-        TypeError: If a constraint isn't a :class:`Constraint`.
-        ValueError: If a constraint matches no leaf.
-
-    Example:
-        >>> from fnopt.residuals import fixed, floating_start
-        >>> floating_start({"a": 1, "order": 2}, {"order": fixed()})
-        {'a': Array(1., dtype=float32), 'order': 2}
-        >>> floating_start([1, 2.5])
-        Array([1. , 2.5], dtype=float32)
-    """
-    params = params if constraints else as_vector(params)
-    if not any(map(_is_signed_integer, jax.tree.leaves(params))):
-        return params
-    pairs, treedef = leaves_with_names(params)
-    kinds = _leaf_constraints(constraints, [path for path, _ in pairs])
-    leaves = [
-        jnp.asarray(leaf, default_float())
-        if _is_signed_integer(leaf) and not isinstance(kind, fixed)
-        else leaf
-        for kind, (_, leaf) in zip(kinds, pairs, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, leaves)
-
-
-def as_vector(tree: Any) -> Any:
-    """Convert a list or tuple of numbers to an array, and return other trees unchanged."""
-    if not is_number_list(tree):
-        return tree
-    # Users mix integers and floats in a list, which strict promotion would reject.
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.asarray(tree)
-
-
-def is_number_list(tree: Any) -> bool:
-    """Whether a tree is a list or tuple of numbers."""
-    return type(tree) in (list, tuple) and len(tree) > 0 and all(map(_is_number, tree))
-
-
-def _is_number(leaf: Any) -> bool:
-    return (is_inexact(leaf) or _is_signed_integer(leaf)) and jnp.ndim(leaf) == 0
-
-
-def _is_signed_integer(leaf: Any) -> bool:
-    if isinstance(leaf, int):
-        return not isinstance(leaf, bool)
-    return jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.signedinteger)

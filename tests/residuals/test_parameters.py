@@ -34,6 +34,14 @@ def test_a_branch_is_held():
 BAD = [
     ({"bas": fixed()}, ValueError, "'bas' matches no leaf of"),
     ({"base": 1.0}, TypeError, "the constraint of 'base' is 1.0, expected fnopt.fixed"),
+    (
+        [{"type": "eq", "fun": len}],
+        TypeError,
+        "SciPy's constraints, tie a param, pass a projection",
+    ),
+    (len, TypeError, "constraints is <built-in function len>, expected fnopt.fixed"),
+    ({"base": tied(lambda p: p["q"])}, ValueError, r"'base' is tied .* KeyError: 'q'.*peak/width"),
+    ({"base": tied(lambda p: p.q)}, ValueError, "'base' is tied to a function that raised Attrib"),
     (fixed(), ValueError, "all params are fixed or tied"),
     ({"base": interval(1.0, 2.0)}, ValueError, "leaf 'base' starts at 0.25, outside the range of"),
 ]

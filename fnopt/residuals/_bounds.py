@@ -15,7 +15,7 @@ from fnopt.errors import leaf_text, leaves_with_names, where
 from fnopt.manifolds import Manifold
 from fnopt.residuals._curved import Parametrisation, curved, manifolds_of
 from fnopt.residuals._parameters import fixed, tied
-from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix, check_real, first_bad
 
 
 class Box(NamedTuple):
@@ -62,15 +62,17 @@ class Box(NamedTuple):
 
 
 def bounds_pair(bounds: Any, caller: str) -> tuple[Any, Any]:
-    """Return lower and upper bounds, from a pair or from SciPy's `Bounds`."""
+    """Check a pair of bounds or SciPy's `Bounds`, and replace None by infinite bounds."""
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
-        return bounds.lb, bounds.ub
+        bounds = bounds.lb, bounds.ub
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise TypeError(
             f"{caller}bounds = {bounds!r}, expected a pair (lower, upper). To convert one "
             "pair per param, use tuple(zip(*bounds))."
         )
-    lower, upper = bounds
+    lower, upper = map(_fill_none, bounds, (-jnp.inf, jnp.inf))
+    for bound in jax.tree.leaves((lower, upper)):
+        check_real(bound, f"{caller}bounds")
     return lower, upper
 
 
@@ -106,10 +108,10 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
         [
             _bound_vector(value, leaf, path, dtype)
             for value, (path, leaf) in zip(
-                broadcast_prefix(_fill_none(side, end), params, "bounds"), pairs, strict=True
+                broadcast_prefix(side, params, "bounds"), pairs, strict=True
             )
         ]
-        for side, end in zip(bounds, (-jnp.inf, jnp.inf), strict=True)
+        for side in bounds
     )
     boxes = []
     for box, manifold, (path, leaf) in zip(

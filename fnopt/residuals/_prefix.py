@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.errors import leaf_text, leaves_with_names, names_text, where
+from fnopt.numerics import is_array_like
 
 
 def broadcast_prefix(
@@ -37,7 +38,7 @@ def broadcast_prefix(
         [1.0, 1.0, None]
     """
     if is_leaf is None:
-        prefix = _list_to_array(prefix, tree)
+        prefix = _list_to_array(prefix, tree, what)
 
     def is_value(node: Any) -> bool:
         return node is None or (is_leaf is not None and is_leaf(node))
@@ -63,14 +64,24 @@ def broadcast_prefix(
     return [value for part in lists for value in part]
 
 
-def _list_to_array(prefix: Any, tree: Any) -> Any:
+def _list_to_array(prefix: Any, tree: Any, what: str) -> Any:
     """Convert a list or tuple of numbers to an array if the tree is a single array."""
     single = jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))
     if not single or not isinstance(prefix, (list, tuple)):
         return prefix
-    is_traced = any(isinstance(number, Tracer) for number in jax.tree.leaves(prefix))
+    numbers = jax.tree.leaves(prefix)
+    for number in numbers:
+        check_real(number, f"{where()}{what}")
+    is_traced = any(isinstance(number, Tracer) for number in numbers)
     # A NumPy array stays concrete under jit, so that its values can be checked.
     return jnp.asarray(prefix) if is_traced else np.asarray(prefix, float)
+
+
+def check_real(value: Any, what: str) -> None:
+    """Raise an error unless a value is a real number or an array of real numbers."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    if not is_array_like(value) or isinstance(value, complex) or kind in "cOSUmM":
+        raise TypeError(f"{what} contains {value!r:.60}, expected real numbers.")
 
 
 def first_bad(good: Callable[..., Any], *values: Any) -> tuple[int, ...] | None:
@@ -90,8 +101,10 @@ def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Arra
     """Broadcast a value to the shape of a leaf, and ravel the result.
 
     Raises:
+        TypeError: If the value isn't real.
         ValueError: If the value doesn't broadcast to the shape of the leaf.
     """
+    check_real(value, f"{where()}{named(what, path)}")
     value = jnp.asarray(value, dtype)
     shape = jnp.shape(leaf)
     if not shape and value.size == 1:  # a list of one number is accepted for a scalar

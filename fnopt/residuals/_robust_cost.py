@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -244,7 +245,8 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
 
     Raises:
         TypeError: If a loss has another type.
-        ValueError: If the tree isn't a prefix of the residuals, or no loss has this name.
+        ValueError: If the tree isn't a prefix of the residuals, no loss has this name, or the scale
+            of a loss doesn't broadcast to the residuals.
 
     Example:
         >>> import jax.numpy as jnp
@@ -258,7 +260,21 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
         return None
     leaves = [leaf for _, leaf in leaves_with_names(residuals)[0]]
     sizes = [leaf.size * (1 + jnp.issubdtype(leaf.dtype, jnp.complexfloating)) for leaf in leaves]
+    for one_loss, size in zip(losses, sizes, strict=True):
+        _check_shapes(one_loss, int(size))
     return RobustCost(losses, tuple(map(int, sizes)))
+
+
+def _check_shapes(loss: RobustLoss | None, size: int) -> None:
+    """Raise an error if a hyper-parameter of a loss doesn't broadcast to the residuals."""
+    fields = () if loss is None else dataclasses.fields(loss)
+    for name in (field.name for field in fields if field.metadata.get("hyper")):
+        value = getattr(loss, name)
+        if jnp.shape(value) not in {(), (1,), (size,)}:
+            raise ValueError(
+                f"{where()}loss: {name} has shape {jnp.shape(value)}, expected () for one number "
+                f"or {(size,)} for one number per residual."
+            )
 
 
 def as_loss(loss: Any, scale: Any = 1.0) -> RobustLoss | None:

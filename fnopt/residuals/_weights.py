@@ -12,7 +12,7 @@ from jax.scipy.linalg import solve_triangular
 
 from fnopt.errors import leaves_with_names, where
 from fnopt.numerics import real_dtype
-from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad, named
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix, check_real, first_bad, named
 from fnopt.sharding import reshard_like
 
 Whitener = Callable[[jax.Array], jax.Array]
@@ -109,6 +109,8 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
     if value is None:
         return lambda r: r
     if _is_matrix(value, leaf, path):
+        if not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            check_real(value, f"{where()}the matrix {named('sigma', path)}")
         return _by_matrix(jnp.asarray(value, leaf.dtype), path)
     expected = lambda sigma: sigma > 0, "a standard deviation > 0"
     sigma = _array_like(leaf, value, path, "sigma", *expected)
@@ -131,6 +133,13 @@ def _array_like(
 
 
 def _by_matrix(covariance: jax.Array, path: str) -> Whitener:
+    bad = first_bad(np.isfinite, covariance)
+    if bad is not None:
+        raise ValueError(
+            f"{where()}the matrix {named('sigma', path)}{[*bad]} is "
+            f"{np.asarray(covariance)[bad]}, expected finite entries. To ignore a datum, remove "
+            "the datum and its row and column."
+        )
     L = jnp.linalg.cholesky(covariance)
     if first_bad(np.isfinite, L) is not None:
         raise ValueError(

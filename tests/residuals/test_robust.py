@@ -158,6 +158,12 @@ BAD = [
     (3.0, TypeError, "loss = 3.0, expected a robust loss such as"),
     ("squared", ValueError, "loss = 'squared', expected one of"),
     ([huber()] * 3, ValueError, "`loss` has the leaves"),
+    (
+        [huber(np.ones(3)), None],
+        ValueError,
+        r"loss: scale has shape \(3,\), expected \(\) .* \(2,\)",
+    ),
+    (barron(np.ones(3)), ValueError, r"loss: alpha has shape \(3,\)"),
 ]
 
 

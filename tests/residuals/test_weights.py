@@ -54,6 +54,7 @@ BAD = [
     ({"weights": {"a": -1.0, "b": 1.0}}, r"weights for leaf 'a'\[0\] is -1.0"),
     ({"sigma": {"a": np.ones(3), "b": 1.0}}, r"leaf 'a': got shape \(3,\), expected \(2,\)"),
     ({"sigma": {"a": -np.eye(2), "b": 1.0}}, "leaf 'a' is not positive definite"),
+    ({"sigma": {"a": np.diag([1, np.inf]), "b": 1.0}}, r"'a'\[1, 1\] is inf, .* remove the datum"),
     ({"sigma": {"c": 1.0}}, "`sigma` has the leaves"),
 ]
 
@@ -62,3 +63,10 @@ BAD = [
 def test_bad_weights_are_refused_by_name(options, text):
     with pytest.raises(ValueError, match=text):
         whitened(R, **options)
+
+
+@pytest.mark.parametrize("name", ["sigma", "weights"])
+@pytest.mark.parametrize("value", ["a", 1 + 0j, jnp.ones(2, complex), ["1", "2"], np.eye(2) * 1j])
+def test_weights_that_are_not_real_are_refused(name, value):
+    with pytest.raises(TypeError, match=f"(?s){name} contains .*, expected real numbers"):
+        whitened(jnp.ones(2), **{name: value})

@@ -35,6 +35,14 @@ def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
     """
     if x is None:
         raise TypeError(f"{caller}: {name} is None, expected an array of numbers.")
+    if isinstance(x, (list, tuple)) and _is_ragged(x):
+        advice = "Concatenate them with jnp.concatenate"
+        if caller != "curve_fit":
+            advice = "Pad them to one shape, and pass mask= for the valid points"
+        raise ValueError(
+            f"{caller}: {name} are {len(x)} arrays of different shapes, expected one array. "
+            f"{advice}."
+        )
     if isinstance(x, jax.Array) or not all(map(_is_concrete, jax.tree.leaves(x))):
         return x
     if isinstance(x, np.ma.MaskedArray):  # masked entries become NaN, see `nan_policy`
@@ -133,7 +141,12 @@ def _is_array(xdata: Any) -> bool:
 
 def _is_ragged(data: list[Any] | tuple[Any, ...]) -> bool:
     """Whether the entries have different shapes."""
-    return len({np.shape(entry) if _is_concrete(entry) else entry.shape for entry in data}) > 1
+    try:
+        return len({np.shape(entry) if _is_concrete(entry) else entry.shape for entry in data}) > 1
+    except jax.errors.TracerArrayConversionError:  # a list of traced numbers isn't checked
+        return False
+    except ValueError:  # NumPy's error if the entries of an entry have different shapes
+        return True
 
 
 def checked_counts(y: jax.Array) -> None:
@@ -153,11 +166,6 @@ def checked_counts(y: jax.Array) -> None:
 
 def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
     """Check `ydata` and convert it to a floating array."""
-    if isinstance(ydata, (list, tuple)) and _is_ragged(ydata):
-        raise ValueError(
-            f"curve_fit: ydata are {len(ydata)} arrays of different shapes, expected one array. "
-            "Concatenate them: jnp.concatenate(ydata)."
-        )
     data = read(ydata, "ydata")
     y = as_floating(data)
     warn_if_coarse(data, y.dtype, "ydata")

@@ -234,7 +234,7 @@ def curve_fit(
             callback=callback,
             check_jac=check_jac,
             axis_name=axis_name,
-            **as_weights(sigma),
+            **({"sigma": sigma} if matrix else as_weights(sigma)),
         )
         if likelihood == "poisson":
             assert isinstance(solution.jacobian, jax.Array), "curve_fit always forms the Jacobian"

@@ -11,6 +11,7 @@ from jax.core import Tracer
 
 from fnopt.core import Status, is_converged
 from fnopt.errors import count_text
+from fnopt.numerics import is_inexact
 from fnopt.programs import has_tracers
 from fnopt.solvers import Solution, errors_of, listed
 
@@ -91,6 +92,8 @@ def report_failures(
         status = Status(int(solution.status))
         advice = _ADVICE.get(status, "Try another p0")
         advice = _COUNTS if likelihood and advice is _START else advice
+        if not all(np.all(np.isfinite(x)) for x in jax.tree.leaves(popt) if is_inexact(x)):
+            advice = f"The initial guess p0 is {popt!s:.60}, expected finite numbers"
         raise FitError(
             f"curve_fit: optimal parameters not found: {solution.worded(names)} (after "
             f"{count_text(int(solution.nfev), 'evaluation')}). {advice}. The result is in the "

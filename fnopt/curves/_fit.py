@@ -22,7 +22,7 @@ from fnopt.curves._uncertainty import (
     solution_of,
     standard_errors,
 )
-from fnopt.errors import missing_attribute, show_report
+from fnopt.errors import missing_attribute, names_text, show_report
 from fnopt.residuals import whitened
 from fnopt.solvers import Solution, report
 
@@ -131,10 +131,18 @@ class Fit(tuple[Params, jax.Array]):
         return profile_intervals(self, level)
 
     def evaluate(self, params: Any, x: Any) -> jax.Array:
-        """Evaluate the model at `x` for other params, in the form of `params`."""
+        """Evaluate the model at `x` for other params, in the form of `params` or `popt`."""
         solution_of(self, "predict")
         if self.passing == "numbers":
-            params = [params[name] for name in self.names]
+            named = (
+                params if isinstance(params, dict) else dict(zip(self.names, params, strict=False))
+            )
+            if len(params) != len(self.names) or {*named} != {*self.names}:
+                raise ValueError(
+                    f"Fit.evaluate: params = {params!r:.60}, expected a dict with the keys "
+                    f"{names_text([*self.names])}, or as many numbers."
+                )
+            params = [named[name] for name in self.names]
         return call_model(self.model.opened(), self.passing, params, x)
 
     def predict(self, x: Any) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.curves._uncertainty import curve_of
-from fnopt.errors import import_optional
+from fnopt.errors import import_optional, type_text
 
 _POINTS = 400  # enough for a curve that looks smooth at the width of a page
 
@@ -31,8 +31,8 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
 
     Raises:
         TypeError: If `fit` isn't the result of `curve_fit`.
-        ValueError: If the positions of the data aren't one-dimensional, or `level` isn't between 0
-            and 1.
+        ValueError: If the positions of the data aren't one-dimensional, the data are complex, or
+            `level` isn't between 0 and 1.
         ImportError: If matplotlib isn't installed.
 
     Example:
@@ -46,10 +46,11 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
     """
     fit = curve_of(fit, "plot_fit")
     x, y = fit.x, np.asarray(fit.y)
-    if np.ndim(x) != 1 or y.shape != np.shape(x):
+    if getattr(x, "ndim", None) != 1 or y.shape != x.shape or np.iscomplexobj(y):
         raise ValueError(
-            f"plot_fit: xdata has shape {np.shape(x)} and ydata have shape {y.shape}, expected [m] "
-            "for both. For several independent variables, draw slices with fit.predict_band."
+            f"plot_fit: xdata is {type_text(x)} and ydata is {type_text(y)}, expected real arrays "
+            "of shape [m]. For several independent variables or data sets, draw slices with "
+            "fit.predict_band. For complex data, draw parts of fit.predict(x)."
         )
     grid = jnp.linspace(jnp.min(x), jnp.max(x), _POINTS)
     band = jax.tree.map(np.asarray, fit.predict_band(grid, level))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Value
-from fnopt.errors import count_text, explain_jax_errors
+from fnopt.errors import count_text, explain_jax_errors, names_text, type_text
 from fnopt.numerics import is_array_like
 from fnopt.programs import MAX_PROGRAMS, copy_function, is_eager, is_jitted
 from fnopt.residuals import formed
@@ -184,7 +184,14 @@ def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str =
 def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
     """Check that the model's values have the shape of the data, and return the values."""
     if isinstance(values, (list, tuple)):
-        values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
+        try:
+            values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
+        except (TypeError, ValueError):
+            kinds = names_text([type_text(value) for value in values])
+            raise TypeError(
+                f"curve_fit: f returned a {type(values).__name__} of {kinds}, expected one array "
+                f"of shape {y.shape}."
+            ) from None
     if not hasattr(values, "shape"):
         raise TypeError(
             f"curve_fit: f returned {values!r}, expected an array like ydata. Is there a return "

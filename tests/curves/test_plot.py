@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fnopt
 from fnopt.curves import plot_fit
+from fnopt.models import Datasets, Linear
 
 pytest.importorskip("matplotlib")
 X = jnp.linspace(0.0, 3.0, 12)
@@ -70,5 +72,13 @@ def test_mistakes_are_named():
     with pytest.raises(TypeError, match="of least_squares without data and curve"):
         plot_fit(fit.solution)
     plane = fnopt.curve_fit(lambda x, a: a * x[0], jnp.stack([X, X]), Y)
-    with pytest.raises(ValueError, match=r"xdata has shape \(2, 12\)"):
-        plot_fit(plane)
+    wave = jnp.exp(jax.lax.complex(jnp.zeros_like(X), X))
+    waves = fnopt.curve_fit(lambda x, a: jax.lax.complex(a, a) * wave, X, 2 * wave, [1.0])
+    sets = fnopt.curve_fit(Datasets(Linear(), 2, ()), (X, X[:5]), jnp.concatenate([Y, Y[:5]]))
+    for other, text in (
+        (plane, r"xdata is float32\[2,12\]"),
+        (waves, r"ydata is complex64\[12\], expected real arrays"),
+        (sets, r"xdata is tuple and ydata is float32\[17\].*data sets, draw slices"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            plot_fit(other)

@@ -104,10 +104,10 @@ def split_points(
     if isinstance(x, jax.Array):
         warn_if_coarse(_first_fit(data) if x_per_fit else data, default_float(), "x", NAME)
     if sigma is not None:
-        sigma = _check_broadcasts(as_floating(sigma), y, "sigma")
+        sigma = _check_broadcasts(as_floating(read(sigma, "sigma", NAME)), y, "sigma")
         _check_positive(sigma)
     if mask is not None:
-        mask = _check_broadcasts(_as_mask(mask), y, "mask")
+        mask = _check_broadcasts(_as_mask(read(mask, "mask", NAME)), y, "mask")
     shared, own = Points(x), Points(None, y)
     if x_per_fit:
         shared, own = Points(None), Points(x, y)
@@ -151,7 +151,8 @@ def _check_broadcasts(a: jax.Array, y: jax.Array, what: str) -> jax.Array:
 
 
 def _check_positive(sigma: jax.Array) -> None:
-    if not isinstance(sigma, Tracer) and not np.all(np.asarray(sigma) > 0):
+    is_traced = isinstance(sigma, Tracer)
+    if jnp.iscomplexobj(sigma) or not (is_traced or np.all(np.asarray(sigma) > 0)):
         raise ValueError(
             f"{NAME}: sigma contains values that are not positive, expected standard deviations "
             "> 0. Use mask to exclude points."

@@ -13,7 +13,7 @@ from fnopt.curves._curve_start import argument_names, takes_names
 from fnopt.curves.batched._data import NAME
 from fnopt.errors import count_text, leaf_text, leaves_with_names
 from fnopt.numerics import compute_dtype, is_inexact
-from fnopt.residuals import Box, broadcast_prefix, check_bounds
+from fnopt.residuals import Box, as_vector, broadcast_prefix, check_bounds
 
 
 class ParamLayout(NamedTuple):
@@ -104,7 +104,7 @@ def _columns(value: Any, fits: int, name: str) -> list[Any] | None:
         return [value[..., i] for i in range(value.shape[-1])]
     if not isinstance(value, (list, tuple)) or hasattr(value, "_fields"):
         return None
-    columns = [_per_fit(str(i), p, fits, name) for i, p in enumerate(value)]
+    columns = [_per_fit(str(i), as_vector(p), fits, name) for i, p in enumerate(value)]
     return None if any(jnp.ndim(p) > 1 for p in columns) else columns
 
 

@@ -89,6 +89,9 @@ def test_spellings_of_bounds(x64):
     np.testing.assert_array_equal(box.lower, lower_rows)
     np.testing.assert_array_equal(box.upper, upper_rows)
     assert checked_box((-np.inf, np.inf), tree, x0, layout) is None
+    box = checked_box(([0, None, None], None), P0, *checked_start(decay, P0, T, jnp.asarray(Y)))
+    np.testing.assert_array_equal(box.lower, np.tile([0.0, -np.inf, -np.inf], (3, 1)))
+    assert np.all(np.isinf(box.upper))
 
 
 def test_a_wrong_jacobian_is_called_so(x64):
@@ -108,6 +111,13 @@ def test_curve_fit_names_the_function_for_a_batch():
         ({"bounds": (3.0, 2.0)}, ValueError, "bounds of param a of fit 0 are crossed"),
         ({"bounds": ([0, 0], 9.0)}, ValueError, "for 3 params"),
         ({"x": np.asarray(["1", "late"])}, TypeError, "x contain entries that aren't numbers"),
+        ({"bounds": ("a", "b")}, TypeError, "bounds contains 'a', expected real numbers"),
+        ({"y": [Y[0], Y[1][:4]]}, ValueError, "y are 2 arrays of different shapes.*pass mask="),
+        ({"sigma": [T, T[:4]]}, ValueError, "sigma are 2 arrays of different shapes"),
+        ({"mask": [T > 0, T[:4] > 0]}, ValueError, "mask are 2 arrays of different shapes"),
+        ({"sigma": 1 + 0j}, ValueError, "sigma contains values that are not positive"),
+        ({"p0": [[1, 2, 3], [1], 2]}, ValueError, r"leaf '1' has shape \(1,\)"),
+        ({"loss": "huber", "f_scale": np.ones(3)}, ValueError, r"scale has shape \(3,\)"),
         ({"jac": lambda t, *p: derivative(t, *p).T}, ValueError, r"expected \(12, 3\)"),
         ({"loss": "tukeys"}, ValueError, "expected one of"),
     ],

@@ -19,14 +19,6 @@ def _is_concrete(x: Any) -> bool:
     return not isinstance(x, Tracer)
 
 
-def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
-    """Return `sigma` as a keyword of `least_squares`, or `weights` if an entry is infinite."""
-    # Weights of 0 exclude points, even if the model isn't finite there.
-    if sigma is None or not _is_concrete(sigma) or not np.any(np.isinf(np.asarray(sigma))):
-        return {"sigma": sigma}
-    return {"weights": 1 / jnp.square(sigma)}
-
-
 def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
     """Convert data on the host to a NumPy array at full precision.
 

@@ -12,7 +12,6 @@ from jax.core import Tracer
 
 from fnopt.core import Params, Status
 from fnopt.curves._curve_data import (
-    as_weights,
     checked_counts,
     checked_sigma,
     checked_x,
@@ -234,7 +233,7 @@ def curve_fit(
             callback=callback,
             check_jac=check_jac,
             axis_name=axis_name,
-            **({"sigma": sigma} if matrix else as_weights(sigma)),
+            sigma=sigma,
         )
         if likelihood == "poisson":
             assert isinstance(solution.jacobian, jax.Array), "curve_fit always forms the Jacobian"

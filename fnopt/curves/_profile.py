@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.curves._curve_data import as_weights, is_matrix
+from fnopt.curves._curve_data import is_matrix
 from fnopt.curves._residuals import curve_residuals
 from fnopt.curves._uncertainty import curve_of, quantile_of
 from fnopt.jacobians import ravel
@@ -93,7 +93,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
             bounds=(lower, upper),
             args=(fit.positions, fit.y),
             loss=loss,
-            **as_weights(fit.sigma),
+            sigma=fit.sigma,
         )
         increase = 2 * (float(refit.cost) - float(solution.cost)) / variance
         return float(np.sqrt(max(increase, 0.0))), ravel(refit.params)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +24,7 @@ class Whitening(NamedTuple):
     maps: tuple[Whitener, ...]  # one per leaf; empty if the residuals are unweighted
     weights: Any = None  # tree like the residuals; None without weights
     by_rows: bool = True  # whether the map is diagonal, so no leaf has a covariance matrix
+    excluded: Any = 0  # number of residuals of zero weight, where a complex one counts twice
 
     def __call__(self, r: Any) -> Any:
         """Divide the residuals by their standard deviations."""
@@ -44,7 +45,7 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
         sigma: Standard deviations, a number or a tree of arrays that broadcast to the residuals.
             The tree has the structure of the residuals or is a prefix of the residuals. For
             residuals of shape `[m]`, a covariance matrix `[m, m]` is also accepted. None leaves
-            residuals unchanged.
+            residuals unchanged. A residual with infinite `sigma` has weight 0.
         weights: Factors :math:`w = 1 / \sigma^2` of the squares, a number or a tree like `sigma`.
             A residual with weight 0 is excluded, even if it is NaN. Pass either `sigma` or
             `weights`.
@@ -54,7 +55,8 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
 
     Raises:
         ValueError: If `sigma` and `weights` are both passed, a shape doesn't match, a standard
-            deviation isn't positive, a weight is negative, or a matrix isn't positive definite.
+            deviation isn't positive, a weight is negative, or a matrix isn't symmetric or isn't
+            positive definite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -67,12 +69,24 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
         raise ValueError(f"{where()}got both sigma and weights, expected one of them.")
     if weights is not None:
         arrays = _map_leaves(_weight, weights, residuals, "weights")
-        treedef = jax.tree.structure(residuals)
-        return Whitening(tuple(map(_weigher, arrays)), treedef.unflatten(arrays))
+        excluded = _count([w == 0 for w in arrays], residuals)
+        tree = jax.tree.structure(residuals).unflatten(arrays)
+        return Whitening(tuple(map(_weigher, arrays)), tree, excluded=excluded)
     if sigma is None:
         return Whitening(())
     by_rows = not any(_map_leaves(_is_matrix, sigma, residuals, "sigma"))
-    return Whitening(tuple(_map_leaves(_divider, sigma, residuals, "sigma")), None, by_rows)
+    dividers = _map_leaves(_divider, sigma, residuals, "sigma")
+    excluded = _count([mask for _, mask in dividers], residuals)
+    return Whitening(tuple(divide for divide, _ in dividers), None, by_rows, excluded)
+
+
+def _count(masks: Sequence[jax.Array | None], residuals: Any) -> Any:
+    """Number of real numbers in the masked residuals; None masks nothing."""
+    return sum(
+        jnp.sum(mask, dtype=jnp.int32) * (1 + jnp.issubdtype(leaf.dtype, jnp.complexfloating))
+        for mask, leaf in zip(masks, jax.tree.leaves(residuals), strict=True)
+        if mask is not None
+    )
 
 
 def _map_leaves(fn: Callable[..., Any], option: Any, residuals: Any, name: str) -> list[Any]:
@@ -105,17 +119,25 @@ def _is_matrix(value: Any, leaf: Any, path: str) -> bool:
     return value is not None and len(leaf.shape) == 1 and jnp.shape(value) == square
 
 
-def _divider(value: Any, leaf: Any, path: str) -> Whitener:
+def _divider(value: Any, leaf: Any, path: str) -> tuple[Whitener, jax.Array | None]:
+    """Return the map of a leaf, and the mask of its residuals of zero weight."""
     if value is None:
-        return lambda r: r
+        return lambda r: r, None
     if _is_matrix(value, leaf, path):
         if not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             check_real(value, f"{where()}the matrix {named('sigma', path)}")
-        return _by_matrix(jnp.asarray(value, leaf.dtype), path)
+        return _by_matrix(jnp.asarray(value, leaf.dtype), path), None
     expected = lambda sigma: sigma > 0, "a standard deviation > 0"
     sigma = _array_like(leaf, value, path, "sigma", *expected)
+    excluded = jnp.isposinf(sigma)
     # A traced sigma can't be checked, so an invalid value makes the residual NaN.
-    return lambda r: r / reshard_like(jnp.where(sigma > 0, sigma, jnp.nan).astype(r.dtype), r)
+    divisor = jnp.where(excluded, 1, jnp.where(sigma > 0, sigma, jnp.nan))
+
+    def divide(r: jax.Array) -> jax.Array:
+        used = jnp.where(reshard_like(excluded, r), jnp.zeros_like(r), r)
+        return used / reshard_like(divisor.astype(r.dtype), r)
+
+    return divide, excluded
 
 
 def _array_like(
@@ -132,6 +154,18 @@ def _array_like(
     return value
 
 
+def _is_symmetric(C: np.ndarray) -> np.ndarray:
+    r"""Mask of the entries for which :math:`C_{ij} = \bar C_{ji}` up to rounding error.
+
+    The rounding error of an inverse is :math:`\kappa \epsilon` times its entries (Higham, 2002,
+    chapter 14). Condition numbers :math:`\kappa` up to :math:`\epsilon^{-1/2}` are accepted. By
+    Cauchy-Schwarz, :math:`(C_{ii} C_{jj})^{1/2}` bounds the entries.
+    """
+    deviations = np.sqrt(np.abs(np.diag(C)))
+    tolerance = float(np.finfo(C.dtype).eps) ** 0.5 * np.outer(deviations, deviations)
+    return np.abs(C - C.conj().T) <= tolerance
+
+
 def _by_matrix(covariance: jax.Array, path: str) -> Whitener:
     bad = first_bad(np.isfinite, covariance)
     if bad is not None:
@@ -139,6 +173,13 @@ def _by_matrix(covariance: jax.Array, path: str) -> Whitener:
             f"{where()}the matrix {named('sigma', path)}{[*bad]} is "
             f"{np.asarray(covariance)[bad]}, expected finite entries. To ignore a datum, remove "
             "the datum and its row and column."
+        )
+    bad = first_bad(_is_symmetric, covariance)
+    if bad is not None:
+        raise ValueError(
+            f"{where()}the matrix {named('sigma', path)} has the entries {covariance[bad]} at "
+            f"{bad} and {covariance[bad[::-1]]} at {bad[::-1]}, expected a symmetric matrix. Fill "
+            "both triangles."
         )
     L = jnp.linalg.cholesky(covariance)
     if first_bad(np.isfinite, L) is not None:

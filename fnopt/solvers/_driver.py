@@ -122,7 +122,7 @@ def least_squares(
             losses for a list of functions.
         sigma: Standard deviations, by which the residuals are divided before the loss: a number, an
             array like the residuals, or a tree of these; for residuals of shape `[m]` also a
-            covariance matrix of shape `[m, m]`.
+            covariance matrix of shape `[m, m]`. Infinite `sigma` excludes a residual.
         weights: Factors of the squared residuals, :math:`1 / \sigma^2`, instead of `sigma`; 0
             excludes a residual. Params and cost also have derivatives with respect to a weight of
             0. The solution's residuals and Jacobian contain the square roots of the weights, and

@@ -22,6 +22,15 @@ def test_what_has_no_weight_is_left_out_even_if_it_is_nan():
     np.testing.assert_array_equal(whitened(r, weights=np.asarray([4.0, 0.0, 0.0]))(r), [4, 0, 0])
 
 
+def test_an_infinite_sigma_is_a_weight_of_zero():
+    r = {"a": jnp.asarray([2.0, jnp.nan]), "b": jnp.asarray([1j, jnp.inf, 4], jnp.complex64)}
+    sigma = {"a": np.asarray([0.5, np.inf]), "b": np.asarray([1, np.inf, 2])}
+    weights = {name: 1 / np.square(s) for name, s in sigma.items()}
+    by_sigma, by_weight = whitened(r, sigma=sigma), whitened(r, weights=weights)
+    jax.tree.map(np.testing.assert_array_equal, by_sigma(r), by_weight(r))
+    assert int(by_sigma.excluded) == int(by_weight.excluded) == 3  # real numbers
+
+
 def test_an_infinite_sigma_has_a_derivative_of_zero():
     r, sigma = jnp.asarray([3.0, 2.0]), jnp.asarray([jnp.inf, 2.0])
     slope = jax.grad(lambda sigma: jnp.sum(whitened(r, sigma=sigma)(r)))(sigma)
@@ -48,6 +57,14 @@ def test_a_covariance_matrix_whitens():
     np.testing.assert_allclose(out @ out, r @ np.linalg.solve(C, r), rtol=1e-5)
 
 
+def test_a_covariance_matrix_may_have_rounding_errors():
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((20, 20)).astype(np.float32)
+    C = (A * np.linspace(1, 100, 20, dtype=np.float32)) @ A.T + 100 * np.eye(20, dtype=np.float32)
+    assert np.any(C != C.T)
+    whitened(jnp.ones(20), sigma=C)
+
+
 BAD = [
     ({"sigma": 1.0, "weights": 1.0}, "got both sigma and weights"),
     ({"sigma": {"a": 0.0, "b": 1.0}}, r"sigma for leaf 'a'\[0\] is 0.0, expected a standard"),
@@ -55,6 +72,10 @@ BAD = [
     ({"sigma": {"a": np.ones(3), "b": 1.0}}, r"leaf 'a': got shape \(3,\), expected \(2,\)"),
     ({"sigma": {"a": -np.eye(2), "b": 1.0}}, "leaf 'a' is not positive definite"),
     ({"sigma": {"a": np.diag([1, np.inf]), "b": 1.0}}, r"'a'\[1, 1\] is inf, .* remove the datum"),
+    (
+        {"sigma": {"a": np.asarray([[1.0, 0.5], [0.0, 1.0]]), "b": 1.0}},
+        r"leaf 'a' has the entries 0.5 at \(0, 1\) and 0.0 at \(1, 0\), expected a symmetric",
+    ),
     ({"sigma": {"c": 1.0}}, "`sigma` has the leaves"),
 ]
 

@@ -34,6 +34,7 @@ class Points(NamedTuple):
     sigma: jax.Array | None = None
     mask: jax.Array | None = None
     units: FitUnits | None = None
+    fixed: jax.Array | None = None  # [fits, n], mask of the params that are fixed by equal bounds
 
 
 class BatchData(NamedTuple):
@@ -108,6 +109,9 @@ def split_points(
         _check_positive(sigma)
     if mask is not None:
         mask = _check_broadcasts(_as_mask(read(mask, "mask", NAME)), y, "mask")
+    if sigma is not None and (isinstance(sigma, Tracer) or np.any(np.isinf(np.asarray(sigma)))):
+        used = sigma != jnp.inf
+        mask = used if mask is None else mask & used
     shared, own = Points(x), Points(None, y)
     if x_per_fit:
         shared, own = Points(None), Points(x, y)

@@ -248,7 +248,8 @@ def flatten_problem(
     losses = None if loss is None else robust_cost(loss, shapes)
     box = free_box(bounds, params, parametrisation, x.dtype)
     fitted = parametrisation.charts and parametrisation.charts.fitted
-    dof = jnp.asarray(flat.rows - (flat.n if fitted is None else fitted), jnp.int32)
+    used = flat.rows - psum_rows(whiten.excluded)
+    dof = jnp.asarray(used - (flat.n if fitted is None else fitted), jnp.int32)
     if whiten.weights is None:
         return Setting(x, Problem(flat, losses, box, fitted=fitted), parametrisation, dof, whiten)
 
@@ -264,7 +265,6 @@ def flatten_problem(
         is_used = (w > 0) | jnp.isfinite(value)
         return w * jnp.square(jnp.where(is_used, value, jnp.zeros_like(value)))
 
-    dof = dof - psum_rows(jnp.sum(w == 0, dtype=jnp.int32))
     return Setting(x, Problem(flat, losses, box, squares, fitted), parametrisation, dof, whiten)
 
 

@@ -23,6 +23,7 @@ from fnopt.curves._uncertainty import (
     standard_errors,
 )
 from fnopt.errors import missing_attribute, names_text, show_report
+from fnopt.numerics import euclidean_norm
 from fnopt.residuals import whitened
 from fnopt.solvers import Solution, report
 
@@ -173,13 +174,18 @@ class Fit(tuple[Params, jax.Array]):
         dtype = self.pcov.dtype
         return self.size.astype(dtype), self.solution.rank.astype(dtype)
 
+    def _chi(self) -> jax.Array:
+        """Square root of the chi-square, which is in range even if the square isn't."""
+        return euclidean_norm(jax.tree.leaves(solution_of(self, "chi_square").residuals))
+
     @property
     def chi_square(self) -> jax.Array:
-        r"""Sum of the squared residuals divided by `sigma`, or the deviance for counts."""
-        leaves = jax.tree.leaves(solution_of(self, "chi_square").residuals)
-        return sum(
-            (jnp.sum(jnp.square(jnp.abs(r))) for r in leaves), jnp.zeros((), self.pcov.dtype)
-        )
+        r"""Sum of the squared residuals divided by `sigma`, or the deviance for counts.
+
+        A sum out of the range of the dtype is 0 or infinite, for example in float32 if all
+        residuals are below 1e-23 or one is above 1e19.
+        """
+        return jnp.square(self._chi())
 
     @property
     def reduced_chi_square(self) -> jax.Array:
@@ -196,7 +202,8 @@ class Fit(tuple[Params, jax.Array]):
         if self.absolute_sigma:
             return self.chi_square
         m, _ = self._counts()
-        return m * jnp.log(self.chi_square / m)
+        # The logarithm of the root, because the square may be out of range.
+        return 2 * m * jnp.log(self._chi() / jnp.sqrt(m))
 
     @property
     def aic(self) -> jax.Array:
@@ -213,11 +220,12 @@ class Fit(tuple[Params, jax.Array]):
     def r_squared(self) -> jax.Array:
         r"""Coefficient of determination :math:`R^2`, weighted by `sigma`."""
         whiten = whitened(self.y, self.sigma)
-        # R² compares the model with a constant that is fitted to the whitened data.
+        # R² compares the model with a constant that is fitted to the whitened data. Norms stay in
+        # range where squares overflow or underflow.
         ones, y = jnp.ravel(whiten(jnp.ones_like(self.y))), jnp.ravel(whiten(self.y))
-        mean = jnp.sum(ones * y) / jnp.sum(jnp.square(ones))
-        total = jnp.sum(jnp.square(jnp.abs(y - mean * ones)))
-        return 1 - jnp.sum(jnp.square(jnp.abs(whiten(self.residuals)))) / total
+        unit = ones / euclidean_norm([ones]).astype(ones.dtype)
+        total = euclidean_norm([y - jnp.sum(unit * y) * unit])
+        return 1 - jnp.square(euclidean_norm([whiten(self.residuals)]) / total)
 
     @property
     def converged(self) -> jax.Array:

@@ -124,7 +124,8 @@ def reduced_chi_square(fit: AnyFit) -> jax.Array:
         fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
 
     Returns:
-        The reduced chi-square, a scalar; infinite without degrees of freedom.
+        The reduced chi-square, a scalar; infinite without degrees of freedom. If the sum of squares
+        is out of the range of the dtype, the reduced chi-square is 0 or infinite.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -135,9 +136,9 @@ def reduced_chi_square(fit: AnyFit) -> jax.Array:
     """
     solution = solution_of(fit, "reduced_chi_square")
     dof = solution.dof.astype(solution.cost.dtype)
-    one = jnp.ones_like(dof)
-    chi2 = 2 * solution.cost / jnp.where(dof > 0, dof, one)
-    return jnp.where(dof > 0, chi2, jnp.inf * one)
+    # Division by `dof / 2`, because twice the cost may overflow.
+    chi2 = solution.cost / jnp.where(dof > 0, dof / 2, jnp.ones_like(dof))
+    return jnp.where(dof > 0, chi2, jnp.inf)
 
 
 def correlation(fit: AnyFit) -> jax.Array:
@@ -289,8 +290,8 @@ def predict_band(
         level: The probability that the band contains the true value, at each point.
         noise: The standard deviation :math:`s` of new data, in the units of the prediction. The
             band then contains a new datum with probability `level`. True estimates
-            :math:`s^2 = \|r\|^2 / (m - n)` from the residuals, which is valid only without `sigma`
-            and `weights`. With False, the band is for the curve without noise.
+            :math:`s^2 = \|r\|^2 / (m - n)` from the residuals, which is valid only without `sigma`,
+            `weights` and `likelihood`. With False, the band is for the curve without noise.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
@@ -300,7 +301,8 @@ def predict_band(
 
     Raises:
         TypeError: If `predict` isn't a function of the params that returns an array.
-        ValueError: If `level` isn't between 0 and 1.
+        ValueError: If `level` isn't between 0 and 1, or `noise` is True for a `Fit` with `sigma` or
+            `likelihood`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -320,6 +322,13 @@ def predict_band(
             "params. Pass the fit as the second argument."
         )
     solution = solution_of(fit, "predict_band")
+    is_unequal = getattr(fit, "sigma", None) is not None or getattr(fit, "likelihood", None)
+    if noise is True and is_unequal:
+        raise ValueError(
+            "predict_band: noise = True for a fit with sigma or likelihood, expected the standard "
+            "deviation of the new data. Pass noise=sigma at the new points; without "
+            "absolute_sigma, multiply it by jnp.sqrt(fit.reduced_chi_square)."
+        )
     is_absolute = knows_sigma(fit, absolute_sigma)
     shape = predicted_shape(predict, as_params(fit, solution.params))
     value, J = linearised_prediction(predict, fit, solution)

@@ -48,6 +48,14 @@ def test_a_straight_line_has_the_intervals_of_the_textbook(x64):
     np.testing.assert_allclose(fnopt.curves.correlation(fit), [[1, corr], [corr, 1]], rtol=1e-8)
 
 
+@pytest.mark.parametrize("options", [{"sigma": 0.1}, {"likelihood": "poisson"}])
+def test_the_noise_of_unequal_data_must_be_given(options):
+    x = np.arange(1.0, 9.0)
+    fit = fnopt.curve_fit(lambda x, a: a * x, x, 2 * x, [1.0], **options)
+    with pytest.raises(ValueError, match="Pass noise=sigma at the new points"):
+        fit.predict_band(2.0, noise=True)
+
+
 def test_what_is_not_determined_has_infinite_intervals():
     fit = fnopt.least_squares(
         lambda p: (p["a"] + p["b"]) * jnp.arange(3.0) - 1, {"a": 1.0, "b": 1.0}

@@ -195,8 +195,9 @@ def residual_deviation(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) 
     if vector.size != m:
         # Over a named axis, a device has only its own residuals, but the total cost.
         return safe_sqrt(2 * cost / dof)
-    in_range = (cost >= least_square_sum(cost.dtype)) & (cost < jnp.inf)
-    deviation = safe_sqrt(2 * jnp.where(in_range, cost, jnp.ones_like(cost)) / dof)
+    chi2 = 2 * cost  # may overflow, even if the cost doesn't
+    in_range = (chi2 >= least_square_sum(cost.dtype)) & (chi2 < jnp.inf)
+    deviation = safe_sqrt(jnp.where(in_range, chi2, jnp.ones_like(cost)) / dof)
     return jnp.where(in_range, deviation, norm(vector.flatten(residuals)) / jnp.sqrt(dof))
 
 

@@ -66,10 +66,10 @@ def checked_bounds(bounds: Any) -> Bounds | None:
     if bounds is None:
         return None
     bounds = bounds_pair(bounds, "curve_fit: ")
-    if all(map(_is_pair, bounds)) and any(_is_crossed(pair) for pair in zip(*bounds, strict=True)):
+    if all(map(_is_pair, bounds)) and _are_pairs_of_ends(*bounds):
         raise ValueError(
-            f"curve_fit: bounds = {bounds!r} has a lower bound that is not below its upper bound, "
-            "expected a pair (lower, upper). To convert one pair per param, use "
+            f"curve_fit: bounds = {bounds!r} has a lower bound above its upper bound, or only "
+            "equal bounds, expected a pair (lower, upper). To convert one pair per param, use "
             "tuple(zip(*bounds))."
         )
     lower, upper = (_as_array(side) for side in bounds)
@@ -104,11 +104,16 @@ def _is_pair(side: Any) -> bool:
     return isinstance(side, (tuple, list)) and len(side) == 2
 
 
-def _is_crossed(pair: tuple[Any, Any]) -> bool:
-    lower, upper = pair
-    if lower is None or upper is None or isinstance(lower, Tracer) or isinstance(upper, Tracer):
-        return False
-    return not np.all(lower < upper)
+def _are_pairs_of_ends(lower: Any, upper: Any) -> bool:
+    """Whether a bound is crossed, or all bounds are equal, so that no param is free."""
+    known = [
+        pair
+        for pair in zip(lower, upper, strict=True)
+        if not any(end is None or isinstance(end, Tracer) for end in pair)
+    ]
+    crossed = any(np.any(low > high) for low, high in known)
+    all_equal = len(known) == len(lower) and all(np.all(low == high) for low, high in known)
+    return crossed or all_equal
 
 
 def _as_array(side: Any) -> Any:

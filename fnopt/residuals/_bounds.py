@@ -196,7 +196,6 @@ def check_bounds(
     x: Any,
     name: Callable[[tuple[int, ...]], str],
     caller: str,
-    may_be_equal: bool = True,
 ) -> None:
     """Check that the bounds aren't crossed and that the initial guess satisfies them.
 
@@ -208,17 +207,15 @@ def check_bounds(
         x: The initial guess.
         name: Function from the index of an entry to its name, for the message.
         caller: The beginning of the message.
-        may_be_equal: Whether equal bounds are allowed.
 
     Raises:
         ValueError: If a lower bound exceeds its upper bound, or the initial guess violates a bound.
     """
-    bad = first_bad(np.less_equal if may_be_equal else np.less, lower, upper)
+    bad = first_bad(np.less_equal, lower, upper)
     if bad is not None:
-        expected = "<= upper. Equal bounds fix a parameter" if may_be_equal else "< upper"
         raise ValueError(
             f"{caller}bounds of {name(bad)} are crossed: lower {lower[bad]} and upper "
-            f"{upper[bad]}, expected lower {expected}."
+            f"{upper[bad]}, expected lower <= upper. Equal bounds fix a parameter."
         )
     # Written with `~`, so that a NaN in the initial guess passes here.
     bad = first_bad(lambda a, b, x: ~((x < a) | (x > b)), lower, upper, x)

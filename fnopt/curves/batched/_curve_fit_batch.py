@@ -100,7 +100,8 @@ def curve_fit_batch(
             `[fits]`. A dict keyed by parameter name is passed as keyword arguments, `f(x, **p)`,
             and any other pytree as one argument, `f(x, p)`. Their leaves are numbers for all fits,
             or arrays with a leading axis of length `fits`.
-        sigma: Standard deviations of the data, broadcast to `y`.
+        sigma: Standard deviations of the data, broadcast to `y`. A point with infinite `sigma` is
+            ignored.
         absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
             `sigma` matter, and the covariance is multiplied by the reduced chi-square.
         mask: Mask of the valid points, a bool array broadcast to `y`, for fits with different
@@ -109,6 +110,7 @@ def curve_fit_batch(
         bounds: A pair `(lower, upper)`. Each side is a number for all params, an array of shape
             `[n]` or `[fits, n]`, a sequence of one entry per param, or a tree like `p0`. If `p0`
             has names, `bounds` may be a dict keyed by name, `{"a": (0, 1)}`. None is no bound.
+            Equal bounds fix a param.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
         f_scale: The scale of a loss that is passed by name or as a function.
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with

@@ -66,6 +66,8 @@ def _run_on_device(
         # One check is sufficient, because a wrong Jacobian function is wrong in every fit.
         first = data.fit(lambda a: a[0])
         is_wrong = task.is_wrong(first.x0, first.points)
+    if data.box is not None:
+        data = data._replace(own=data.own._replace(fixed=data.box.fixed))
     if scaled:
         data = scale_fits(data, task.losses)
 
@@ -76,9 +78,14 @@ def _run_on_device(
         return _refit_failed(task, data._replace(x0=x0), ends, max_steps) if fallback else ends
 
     ends = differentiate_implicitly(iterate, task, data, method, chunk)
-    points, units = _point_counts(data), data.own.units
+    points, units, fixed = _point_counts(data), data.own.units, data.own.fixed
+    free = jnp.full_like(points, ends.x.shape[1])
+    undetermined = ends.undetermined
+    if fixed is not None:
+        free -= jnp.sum(fixed, axis=1, dtype=jnp.int32)
+        undetermined &= ~fixed
     x, cost = ends.x, jnp.where(jnp.isfinite(ends.cost), ends.cost, jnp.inf)
-    covariance, errors = _covariances(ends, points, absolute_sigma, units)
+    covariance, errors = _covariances(ends, points, free, absolute_sigma, units)
     if units is not None:
         # Products, because XLA may merge two divisions into a division by the square of the scale,
         # which may overflow.
@@ -96,7 +103,7 @@ def _run_on_device(
         rank=ends.rank,
         steps=ends.steps,
         status=status,
-        undetermined=ends.undetermined,
+        undetermined=undetermined,
         certified=ends.certified,
     )
     return fits, _needs_fallback(ends)
@@ -165,19 +172,22 @@ def _fit_alone(task: Task, fit: BatchData, max_steps: int) -> LaneEnds:
 
 
 def _covariances(
-    ends: LaneEnds, points: jax.Array, absolute_sigma: bool, units: FitUnits | None
+    ends: LaneEnds,
+    points: jax.Array,
+    free: jax.Array,
+    absolute_sigma: bool,
+    units: FitUnits | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute the covariances and standard errors of the fits.
 
-    Both are infinite if the data don't determine all params. The errors are computed before the
-    scaling of the covariance, whose squares may underflow or overflow.
+    Both are infinite if the data don't determine all `free` params. The errors are computed before
+    the scaling of the covariance, whose squares may underflow or overflow.
     """
-    n = ends.x.shape[1]
-    is_determined = (ends.rank == n) & jnp.isfinite(ends.cost)
+    is_determined = (ends.rank == free) & jnp.isfinite(ends.cost)
     variance = jnp.ones_like(ends.cost)
     if not absolute_sigma:
-        is_determined &= points > n  # without degrees of freedom, the variance is unknown
-        variance = 2 * ends.cost / jnp.maximum(points - n, 1).astype(variance.dtype)
+        is_determined &= points > free  # without degrees of freedom, the variance is unknown
+        variance = 2 * ends.cost / jnp.maximum(points - free, 1).astype(variance.dtype)
     covariance = ends.inverse * variance[:, None, None]
     errors = safe_sqrt(jnp.diagonal(covariance, axis1=1, axis2=2))
     if units is not None:

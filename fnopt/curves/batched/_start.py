@@ -126,7 +126,7 @@ def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box
     box = Box(*(_side(side, p0, x0, layout) for side in pair))
     names = layout.names if len(layout.names) == x0.shape[1] else range(x0.shape[1])
     name = lambda i: f"param {names[i[1]]} of fit {i[0]}"  # noqa: E731
-    check_bounds(*box, x0, name, f"{NAME}: ", may_be_equal=False)
+    check_bounds(*box, x0, name, f"{NAME}: ")
     return box
 
 

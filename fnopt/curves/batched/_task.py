@@ -66,7 +66,12 @@ class Task(NamedTuple):
             return self.residual(x, merge_points(shared, own))
 
         def linearise(x: Params, own: Points) -> tuple[list[jax.Array], jax.Array]:
-            units = own.units
+            units, fixed = own.units, own.fixed
+            if fixed is not None:
+                # Columns of zeros remove fixed params from the Jacobian.
+                columns, r = linearise(x, own._replace(fixed=None))
+                pairs = zip(columns, fixed, strict=True)
+                return [jnp.where(mask, jnp.zeros_like(c), c) for c, mask in pairs], r
             if units is not None:
                 # The columns are scaled after differentiation, with one product per derivative,
                 # which is cheaper than the derivative of scaled residuals.

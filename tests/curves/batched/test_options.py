@@ -194,3 +194,41 @@ def test_data_that_float32_cannot_tell_apart(per_fit):
     with pytest.warns(OptimizeWarning, match="conversion to float32 changes y") as of_y:
         curve_fit_batch(lambda x, a: a + 0 * x, T, 1e10 + Y, np.ones(1))
     assert of_x[0].filename == of_y[0].filename == __file__  # Python shows the user's line
+
+
+def test_a_point_of_infinite_sigma_does_not_count():
+    sigma = np.where(np.arange(12) % 3, 1.0, np.inf)
+    want = curve_fit_batch(decay, T, Y, P0, mask=np.isfinite(sigma))
+    y = np.where(np.isinf(sigma), np.nan, Y)
+    mask = np.ones((3, 12), bool)
+    for run in (curve_fit_batch, jax.jit(curve_fit_batch, static_argnums=0)):
+        fit = run(decay, T, y, P0, sigma, mask=mask)
+        np.testing.assert_allclose(fit.params, want.params, rtol=1e-4)
+        np.testing.assert_allclose(fit.errors, want.errors, rtol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "soft_l1", "f_scale": 0.1}, {"jac": derivative}])
+def test_equal_bounds_fix_a_param(x64, options):
+    bounds = ((0.0, 0.7, -1.0), (9.0, 0.7, 1.0))
+    p0 = (1.0, 0.7, 0.0)
+    batch = curve_fit_batch(decay, T, Y, p0, bounds=bounds, **options)
+    assert np.all(batch.converged)
+    np.testing.assert_array_equal(batch.rank, 2)
+    assert not np.any(batch.undetermined)
+    for k, y in enumerate(Y):
+        fit = fnopt.curve_fit(decay, T, y, p0, bounds=bounds, **options)
+        np.testing.assert_allclose(batch.params[k], fit.popt, rtol=1e-5)
+        np.testing.assert_allclose(batch.covariance[k], fit.pcov, rtol=1e-3, atol=1e-12)
+
+
+def test_equal_bounds_make_a_degenerate_model_determined(x64):
+    def product(t, a, b, c):
+        return decay(t, a * b, 1.0, c)
+
+    bounds = (np.asarray([-9.0, 0.5, -9.0]), np.asarray([9.0, 0.5, 9.0]))
+    batch = curve_fit_batch(product, T, Y, (1.0, 0.5, 0.0), bounds=bounds)
+    for k, y in enumerate(Y):
+        (a, c), C = np.polyfit(np.exp(-T), y, 1, cov=True)
+        np.testing.assert_allclose(batch.params[k], [2 * a, 0.5, c], rtol=1e-6)
+        errors = [2 * np.sqrt(C[0, 0]), 0, np.sqrt(C[1, 1])]
+        np.testing.assert_allclose(batch.errors[k], errors, rtol=1e-6)

@@ -95,7 +95,7 @@ class interval(Constraint):
         upper: The upper end :math:`b` of the interval.
 
     Raises:
-        ValueError: If `lower` isn't below `upper`.
+        ValueError: If `lower` isn't below `upper`, or an end is infinite.
 
     Example:
         >>> from fnopt.residuals import interval, parametrize
@@ -108,9 +108,11 @@ class interval(Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if first_bad(np.less, self.lower, self.upper) is not None:
+        ends = self.lower, self.upper
+        if first_bad(lambda a, b: (-np.inf < a) & (a < b) & (b < np.inf), *ends) is not None:
             raise ValueError(
-                f"interval: lower = {self.lower} and upper = {self.upper}, expected lower < upper."
+                f"interval: lower = {self.lower} and upper = {self.upper}, expected lower < upper, "
+                "both finite. For an interval with one end, pass bounds, where None is no bound."
             )
 
     def to_free(self, value: jax.Array) -> jax.Array:

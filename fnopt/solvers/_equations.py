@@ -58,7 +58,7 @@ _MESSAGES = {
         "not converged: no step reduces the residual norm, but the equations don't hold to tol. "
         "Try another initial guess, and check that a root exists"
     ),
-    Status.NONFINITE_START: "failed: the equations or their Jacobian are not finite at the start",
+    Status.NONFINITE_START: "failed: the equations or their Jacobian aren't finite at these params",
     Status.NONFINITE_STEP: "failed: every step led to equations that are not finite",
 }
 

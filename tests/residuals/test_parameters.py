@@ -105,9 +105,10 @@ def test_ends_that_are_not_known_yet():
     np.testing.assert_allclose(jax.jit(back)(4.0), 1, rtol=1e-6)
 
 
-def test_crossed_ends_are_refused():
-    with pytest.raises(ValueError, match="expected lower < upper"):
-        interval(2.0, 1.0)
+@pytest.mark.parametrize("ends", [(2.0, 1.0), (-np.inf, 1.0), (1.0, np.inf)])
+def test_crossed_and_infinite_ends_are_refused(ends):
+    with pytest.raises(ValueError, match="expected lower < upper, both finite"):
+        interval(*ends)
 
 
 BAD_BOUNDS = [

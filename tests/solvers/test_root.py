@@ -125,6 +125,12 @@ def test_what_vanishes_at_infinity_is_no_root_and_small_equations_hold_too(name)
         )
 
 
+def test_a_derivative_that_is_infinite_near_the_root_is_not_called_the_start():
+    end = fnopt.root(lambda x: jnp.sign(x) * jnp.sqrt(jnp.abs(x)), 1.0)
+    assert int(end.steps) > 1
+    assert bool(end.converged) or "start" not in end.message
+
+
 def test_trees_complex_numbers_and_aux():
     def fun(p):
         return {"u": p["z"] ** 2 + 1, "v": p["a"].astype(jnp.float32) - 3}, p["z"] * 2

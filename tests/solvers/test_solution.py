@@ -155,6 +155,28 @@ def test_of_many_params_the_worst_determined_are_shown():
     assert "k[40]" not in text
 
 
+def test_without_standard_errors_no_param_is_called_badly_determined():
+    # The first param is the best determined one.
+    w = jnp.linspace(100.0, 1e-3, 300)
+
+    def residuals(x):
+        return jnp.concatenate([w * (x - 1) + 0.01, w * (x - 1) - 0.02])
+
+    jac = fnopt.sparse_jacobian(residuals)
+    text = str(fnopt.least_squares(residuals, jnp.zeros(300), jac=jac))
+    assert "300 parameters, the first 40:" in text
+    assert "x[39]" in text
+    J = np.tile(np.eye(60), (2, 1))
+    assert "60 parameters, the first 40:" in str(made(J[:60], {"k": np.ones(60)}))
+
+
+def test_jointly_undetermined_params_are_among_the_worst():
+    J = np.diag(np.arange(1.0, 61.0))
+    J[:, 59] = J[:, 58] + 1e-5 * J[:, 59]
+    text = str(made(np.concatenate([J, J]), {"k": np.full(60, 1e-3)}))
+    assert "k[58]" in text.split("worst determined ones:")[1]
+
+
 def test_a_param_at_its_bound_is_said_to_be():
     def residuals(p):
         return p["a"] * X + p["b"] - (2 * X + 1)

@@ -142,13 +142,16 @@ def _param_lines(
     if 0 <= rank < n:
         lines.insert(0, f"  rank {rank} of {n}: the data don't determine {missing}")
     notes = _notes(solution, errors, correlated)
-    errors[correlated] = np.nan  # too large to determine the digits of the value
     order = np.arange(values.size)
     if values.size > _MAX_LINES:
         size = np.where(values != 0, np.abs(values), 1)
+        # Without standard errors, a stable sort keeps the order of the parameters.
         relative_errors = np.where(np.isnan(errors), 0, errors) / size
         order = np.argsort(-relative_errors, kind="stable")[:_MAX_LINES]
-        lines.append(f"  {values.size} parameters, the {_MAX_LINES} worst determined ones:")
+        worst = f"{_MAX_LINES} worst determined ones"
+        which = worst if np.any(errors > 0) else f"first {_MAX_LINES}"
+        lines.append(f"  {values.size} parameters, the {which}:")
+    errors[correlated] = np.nan  # too large to determine the digits of the value
     name_width = max((len(names[i]) for i in order), default=0)
     texts = [_rounded(values[i], errors[i]) for i in order]
     text_width = max(map(len, texts), default=0)

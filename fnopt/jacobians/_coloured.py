@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.errors import import_optional
+from fnopt.errors import import_optional, type_text
 from fnopt.jacobians._colouring import Bicolouring, Sparsity
 
 
@@ -25,6 +25,23 @@ class FromEntries:
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
         """The rows, the columns and the values of all entries, each of shape `[entries]`."""
         raise NotImplementedError
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """Multiply the matrix by a vector of shape `[n]`; the result has shape `[m]`."""
+        self._check_length(v, "mv", 1)
+        return self._product(v)
+
+    def _product(self, v: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
+    def _check_length(self, v: Any, method: str, axis: int) -> None:
+        """Check that a vector has the length of an axis, because JAX clamps wrong indices."""
+        length = self.shape[axis]
+        if getattr(v, "shape", None) != (length,):
+            raise ValueError(
+                f"{type(self).__name__}.{method}: the vector is {type_text(v)}, expected an array "
+                f"of shape ({length},)."
+            )
 
     def matrix(self) -> jax.Array:
         """Convert to a dense matrix of shape `[m, n]`."""
@@ -129,21 +146,25 @@ class SparseJacobian(FromEntries):
         """Convert the entries to another dtype."""
         return SparseJacobian(self.sums.astype(dtype), self.sparsity, self.by_rows)
 
-    def mv(self, v: jax.Array) -> jax.Array:
-        """Multiply the matrix by a vector of shape `[n]`; the result has shape `[m]`."""
-        return self._transpose_product(v) if self.by_rows else self._stored_product(v)
-
     def rmv(self, w: jax.Array) -> jax.Array:
         """Multiply the transpose by a vector of shape `[m]`; the result has shape `[n]`."""
-        return self._stored_product(w) if self.by_rows else self._transpose_product(w)
+        self._check_length(w, "rmv", 0)
+        return self._left_product(w)
 
     def times_rows(self, b: jax.Array) -> SparseJacobian:
         """Multiply the rows by `b`, of shape `[m]`; rows with a zero factor become zero."""
+        self._check_length(b, "times_rows", 0)
         column, exists = self.sparsity.lists
         factors = jnp.where(exists, b[column], 0) if self.by_rows else b[:, None]
         # A row with a zero factor may contain NaN, and 0 * NaN is NaN.
         sums = jnp.where(factors != 0, factors * self.sums, 0)
         return SparseJacobian(sums, self.sparsity, self.by_rows)
+
+    def _product(self, v: jax.Array) -> jax.Array:
+        return self._transpose_product(v) if self.by_rows else self._stored_product(v)
+
+    def _left_product(self, w: jax.Array) -> jax.Array:
+        return self._stored_product(w) if self.by_rows else self._transpose_product(w)
 
     def _stored_product(self, v: jax.Array) -> jax.Array:
         """Product of the matrix with pattern `sparsity`: a gather and a sum over the colors."""
@@ -220,19 +241,17 @@ class TwoWayJacobian(SparseJacobian):
         columns, rows = self.sums
         return TwoWayJacobian((columns.astype(dtype), rows.astype(dtype)), self.parts)
 
-    def mv(self, v: jax.Array) -> jax.Array:
-        """Multiply the matrix by a vector of shape `[n]`; the result has shape `[m]`."""
-        return self.columns.mv(v) + self.rows.mv(v)
-
-    def rmv(self, w: jax.Array) -> jax.Array:
-        """Multiply the transpose by a vector of shape `[m]`; the result has shape `[n]`."""
-        return self.columns.rmv(w) + self.rows.rmv(w)
-
     def times_rows(self, b: jax.Array) -> TwoWayJacobian:
         """Multiply the rows by `b`, of shape `[m]`; rows with a zero factor become zero."""
         return TwoWayJacobian(
             (self.columns.times_rows(b).sums, self.rows.times_rows(b).sums), self.parts
         )
+
+    def _product(self, v: jax.Array) -> jax.Array:
+        return self.columns.mv(v) + self.rows.mv(v)
+
+    def _left_product(self, w: jax.Array) -> jax.Array:
+        return self.columns.rmv(w) + self.rows.rmv(w)
 
     def tree_flatten(self) -> tuple[tuple[Any], Any]:
         """Both sums as leaves; all other attributes are static."""

@@ -136,7 +136,7 @@ def _sums(
         # Inside shard_map, a tangent must vary over the same mesh axes as its primal.
         return product(pvary_like(v, like))
 
-    chunk = max(1, _AT_ONCE // max(sparsity.shape))
+    chunk = max(1, _AT_ONCE // max(1, *sparsity.shape))
     if fits_at_once(sparsity.colours, chunk):
         return jax.vmap(varying_product, out_axes=1)(jnp.asarray(sparsity.seeds(like.dtype)))
     # Chunks of equal size compile once. Seeds past the last color are zero.

@@ -240,7 +240,7 @@ def _independent_set(size: np.ndarray, a: np.ndarray, b: np.ndarray) -> _Indepen
                 blocked[h] = 1
     candidates = np.sort(np.asarray(selected, np.int64))
     sizes = size[candidates]
-    independent = candidates[sizes == np.argmax(np.bincount(sizes, sizes))]
+    independent = candidates[sizes == np.argmax(np.bincount(sizes, sizes, 1))]
     in_set = np.isin(source, independent)
     return _IndependentSet(independent, source[in_set], target[in_set])
 

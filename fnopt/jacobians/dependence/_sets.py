@@ -44,7 +44,7 @@ class Sets:
         """The sets `{0}` to `{size - 1}`, an array of shape `[size]`."""
         # With a single input, the set of this input is ALL.
         return (
-            np.arange(2, 2 + self.size, dtype=np.int32) if self.size > 1 else np.ones(1, np.int32)
+            np.arange(2, 2 + self.size, dtype=np.int32) if self.size != 1 else np.ones(1, np.int32)
         )
 
     def entries(self, ids: np.ndarray) -> int:

@@ -67,8 +67,12 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
         if jnp.shape(a) != jnp.shape(b):
             raise ValueError(
                 f"{where()}{leaf_text(path)}: {what} have shape {jnp.shape(a)}, "
-                f"{other_what} have shape {jnp.shape(b)}, expected equal shapes. {_WRT_HINT}"
+                f"{other_what} have shape {jnp.shape(b)}, expected equal shapes.{_advice(what)}"
             )
+
+
+def _advice(what: str) -> str:
+    return f" {_WRT_HINT}" if what == "gradients" else ""
 
 
 def same_tree(tree: Any, other: Any) -> bool:
@@ -106,9 +110,9 @@ def _structure_message(
     # Equal paths in different containers: only the treedefs show the difference.
     treedefs_text = f"{what} have the structure {treedef}, {other_what} have {other_treedef}"
     all_arrays = all(is_array_like(x) for _, x in (*leaves, *other_leaves))
-    hint = f"Remove leaves that aren't arrays (Equinox: {EQUINOX_FILTER})."
-    hint = _WRT_HINT if all_arrays else hint
-    return f"{text}{paths_text or treedefs_text}; expected equal structures. {hint}"
+    hint = f" Remove leaves that aren't arrays (Equinox: {EQUINOX_FILTER})."
+    hint = _advice(what) if all_arrays else hint
+    return f"{text}{paths_text or treedefs_text}; expected equal structures.{hint}"
 
 
 def map_leaves(

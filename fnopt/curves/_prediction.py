@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.errors import NotForJaxError, explain_jax_errors, names_text, type_text
+from fnopt.errors import NotForJaxError, check_function, explain_jax_errors, names_text, type_text
 from fnopt.jacobians import is_about_forward_mode, ravel_with_held, value_and_jacobian
 from fnopt.manifolds import along_tangents, in_tangents
 from fnopt.programs import copy_function
@@ -21,10 +21,22 @@ def as_params(fit: Any, params: Any) -> Any:
     return fit.named(params) if hasattr(fit, "named") else params
 
 
-def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStruct:
+class Caller(NamedTuple):
+    """Names for messages about a function of the fitted params."""
+
+    name: str  # the public function that the user called
+    argument: str  # the name of the user's function
+    advice: str = ""
+
+
+def predicted_shape(
+    predict: Callable[[Any], Any], params: Any, caller: Caller
+) -> jax.ShapeDtypeStruct:
     """Trace a prediction for its shape and dtype, and explain errors of the user's function."""
+    name, argument, advice = caller
+    check_function(predict, argument, name)
     try:
-        with explain_jax_errors("predict_band", "predict"):
+        with explain_jax_errors(name, argument):
             # A copy, because JAX caches traces by function, and globals in it may change.
             prediction = jax.eval_shape(copy_function(predict), params)
     except NotForJaxError:
@@ -33,28 +45,27 @@ def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtyp
         is_dict = isinstance(params, dict)
         kind = f"a dict with the keys {names_text([*params])}" if is_dict else type_text(params)
         raise TypeError(
-            f"predict_band: predict(params) raised {type(error).__name__}: {error}. The argument "
+            f"{name}: {argument}(params) raised {type(error).__name__}: {error}. The argument "
             f"`params` is {kind}, expected a function that accepts such params, for example "
-            f"lambda p: f(x, {'**' * is_dict or '*'}p). For a fit of curve_fit, use "
-            "fit.predict_band(x)."
+            f"lambda p: f(x, {'**' * is_dict or '*'}p). {advice}".rstrip()
         ) from error
     if not hasattr(prediction, "shape"):
         kind = type(prediction).__name__
         raise TypeError(
-            f"predict_band: predict returned a {kind}, expected one array. Stack the leaves."
+            f"{name}: {argument} returned a {kind}, expected one array. Stack the leaves."
         )
     return prediction
 
 
 def linearised_prediction(
-    predict: Callable[[Any], Any], fit: Any, solution: Solution
+    predict: Callable[[Any], Any], fit: Any, solution: Solution, caller: Caller
 ) -> tuple[jax.Array, jax.Array]:
     """Evaluate a function of the params, `[q]`, and its Jacobian `[q, n]`.
 
     For params on manifolds, the Jacobian is with respect to tangent coordinates.
     """
     x, tangents = ravel_with_held(in_tangents(solution.params))
-    size = predicted_shape(predict, as_params(fit, solution.params)).size
+    size = predicted_shape(predict, as_params(fit, solution.params), caller).size
 
     def flat(x: jax.Array) -> jax.Array:
         params = along_tangents(solution.params, tangents(x))

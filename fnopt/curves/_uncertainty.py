@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.curves._prediction import as_params, linearised_prediction, predicted_shape
+from fnopt.curves._prediction import Caller, as_params, linearised_prediction, predicted_shape
 from fnopt.curves._t_quantile import t_quantile
-from fnopt.errors import type_text
+from fnopt.errors import check_function, type_text
 from fnopt.jacobians import (
     held_as_zeros,
     ravel,
@@ -208,7 +208,7 @@ def covariance(
     solution, is_absolute = solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma)
     if of is None:
         return covariance_of(solution, is_absolute)
-    _, G = linearised_prediction(of, fit, solution)
+    _, G = linearised_prediction(of, fit, solution, Caller("covariance", "of"))
     return covariance_of_combinations(solution, is_absolute, G)
 
 
@@ -316,11 +316,7 @@ def predict_band(
     Reference:
         Seber and Wild (1989), Nonlinear regression, section 5.1.
     """
-    if not callable(predict):
-        raise TypeError(
-            f"predict_band: predict is a {type(predict).__name__}, expected a function of the "
-            "params. Pass the fit as the second argument."
-        )
+    check_function(predict, "predict", "predict_band", "Pass the fit as the second argument.")
     solution = solution_of(fit, "predict_band")
     is_unequal = getattr(fit, "sigma", None) is not None or getattr(fit, "likelihood", None)
     if noise is True and is_unequal:
@@ -330,8 +326,10 @@ def predict_band(
             "absolute_sigma, multiply it by jnp.sqrt(fit.reduced_chi_square)."
         )
     is_absolute = knows_sigma(fit, absolute_sigma)
-    shape = predicted_shape(predict, as_params(fit, solution.params))
-    value, J = linearised_prediction(predict, fit, solution)
+    advice = "For a fit of curve_fit, use fit.predict_band(x)."
+    caller = Caller("predict_band", "predict", advice)
+    shape = predicted_shape(predict, as_params(fit, solution.params), caller)
+    value, J = linearised_prediction(predict, fit, solution, caller)
     error = factor_of(solution, is_absolute).errors(J)
     if noise is not False:
         deviation = _data_deviation(solution) if noise is True else jnp.asarray(noise, value.dtype)

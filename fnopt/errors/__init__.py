@@ -12,6 +12,7 @@ from fnopt.errors._checks import (
     check_choice,
     check_chunk_size,
     check_count,
+    check_function,
     check_inexact,
     check_key,
     check_number,

@@ -148,6 +148,13 @@ def check_choice(value: Any, choices: tuple[Any, ...], what: str, name: str) -> 
         raise ValueError(f"{name}: {what} is {value!r}, expected one of {expected}.")
 
 
+def check_function(fn: Any, what: str, name: str, advice: str = "") -> None:
+    """Check that the argument `what` of `name` is a function; `advice` ends the message."""
+    if not callable(fn):
+        text = f"{name}: {what} is {type_text(fn)}, expected a function of the params. {advice}"
+        raise TypeError(text.rstrip())
+
+
 def accepts_args(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     """Whether the signature of a function accepts these arguments."""
     try:

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from fnopt.errors import check_choice, check_chunk_size, count_text
+from fnopt.core import check_same_tree
+from fnopt.errors import check_choice, check_chunk_size, check_function, count_text
 from fnopt.jacobians._flat import (
     VectorFunction,
     cheaper_mode,
@@ -66,6 +67,7 @@ class JacobianOperator:
         Returns:
             The product, a tree like the outputs.
         """
+        check_same_tree(tangent, self._params, "JacobianOperator.mv: vectors", "the params")
         # Inside shard_map, a tangent must vary over the same mesh axes as the params.
         return self._push(pvary_like(tangent, self._params))
 
@@ -78,7 +80,9 @@ class JacobianOperator:
         Returns:
             The product, a tree like the params.
         """
-        return self._pull(pvary_like(cotangent, self._params))[0]
+        outputs, pull = self._outputs_and_pull
+        check_same_tree(cotangent, outputs, "JacobianOperator.rmv: vectors", "the outputs")
+        return pull(pvary_like(cotangent, self._params))[0]
 
     def matrix(self) -> jax.Array:
         """Compute the Jacobian as an array of shape `[m, n]`."""
@@ -91,8 +95,8 @@ class JacobianOperator:
         return jax.linearize(self._fn, self._params)[1]
 
     @functools.cached_property
-    def _pull(self) -> Callable[[Any], Any]:
-        return jax.vjp(self._fn, self._params)[1]
+    def _outputs_and_pull(self) -> tuple[Any, Callable[[Any], Any]]:
+        return jax.vjp(self._fn, self._params)
 
     def __repr__(self) -> str:
         return f"JacobianOperator(shape={self.shape})"
@@ -152,6 +156,7 @@ def jacobian(
         >>> {name: float(v) for name, v in J.rmv(jnp.asarray([1.0, 1.0])).items()}
         {'a': 6.0, 'b': 2.0}
     """
+    check_function(fn, "fn", "jacobian", "Pass a function, as in jacobian(f).")
     check_choice(form, FORMS, "form", "jacobian")
     jacobian_mode(mode, 1, 1, "jacobian: mode")
     chunk_size = check_chunk_size(chunk_size, "jacobian")

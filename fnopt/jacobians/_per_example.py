@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fnopt.errors import (
     check_batch,
     check_chunk_size,
+    check_function,
     explain_example_errors,
     leaf_text,
     leaves_with_names,
@@ -69,6 +70,7 @@ def per_example_jacobian(
         Array([[1., 2.],
                [3., 4.]], dtype=float32)
     """
+    check_function(fn, "fn", _NAME, f"Pass a function, as in {_NAME}(f).")
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
     return PerExampleJacobian(fn, mode, check_chunk_size(chunk_size, _NAME))
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.errors import count_text
+from fnopt.errors import check_function, count_text
 from fnopt.jacobians._band import band_of
 from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity
@@ -101,6 +101,7 @@ def sparse_jacobian(
         automatic differentiation; Gebremedhin, Manne and Pothen (2005), What color is your
         Jacobian?
     """
+    check_function(fn, "fn", _NAME, f"Pass a function, as in {_NAME}(f).")
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
     entries = None if pattern is None else pattern_entries(pattern, _NAME)
     pattern_fn = _traced_pattern if entries is None else _user_pattern(entries)

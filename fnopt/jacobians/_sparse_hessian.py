@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.errors import type_text
+from fnopt.errors import check_function, type_text
 from fnopt.jacobians._coloured import FromEntries
 from fnopt.jacobians._colouring import SymmetricSparsity
 from fnopt.jacobians._compressed import product_sums
@@ -55,8 +55,7 @@ class SparseHessian(FromEntries):
         """Rows, columns and values of all entries, row by row."""
         return self.sparsity.rows, self.sparsity.cols, self.values
 
-    def mv(self, v: jax.Array) -> jax.Array:
-        """Multiply the matrix by a vector of shape `[n]`."""
+    def _product(self, v: jax.Array) -> jax.Array:
         rows, cols, values = self.entries
         return jax.ops.segment_sum(values * v[cols], rows, self.shape[0], indices_are_sorted=True)
 
@@ -125,6 +124,7 @@ def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[...,
         Tarafdar, Pothen and Walther (2009), Efficient computation of sparse Hessians using coloring
         and automatic differentiation.
     """
+    check_function(fn, "fn", _NAME, f"Pass a function, as in {_NAME}(f).")
     entries = None if pattern is None else pattern_entries(pattern, _NAME, "[n, n]")
 
     # Equal patterns have the same object, which is colored once and reuses compiled programs.

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fnopt.errors import check_function
 from fnopt.jacobians._flat import VectorFunction, lacks_forward, vector_function
 from fnopt.jacobians.dependence import dependence
 
@@ -58,6 +59,7 @@ def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, 
         Sparser, Better, Faster, Stronger: Sparsity Detection for Efficient Automatic
         Differentiation, arXiv:2501.17737.
     """
+    check_function(fn, "fn", _NAME, f"Pass a function, as in {_NAME}(f).")
 
     def pattern_fn(params: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
         return traced_pattern(vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME))

@@ -12,6 +12,7 @@ from jax.core import Tracer
 from fnopt.core import Params, Status, is_converged, status_messages
 from fnopt.errors import (
     check_count,
+    check_function,
     check_inexact,
     check_returned,
     check_tolerance,
@@ -135,8 +136,7 @@ def find_root(
     jac: Any = None,
 ) -> Root:
     """Check the arguments of `root`, and find a root; `caller` is the public function's name."""
-    if not callable(fun):
-        raise TypeError(f"{caller}: fun is {fun!r:.60}, expected a function of the params.")
+    check_function(fun, "fun", caller)
     max_steps = check_count(max_steps, "max_steps", caller)
     check_tolerance(tol, "tol", caller)
     args = checked_args(args, caller)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Params
+from fnopt.errors import check_function
 from fnopt.residuals import as_vector
 from fnopt.solvers._equations import Root, find_root, split_pair
 from fnopt.solvers._method import LeastSquaresMethod
@@ -142,8 +143,7 @@ def fixed_point(
     """
     params = initial_guess("fixed_point", params, scipy_options)
     tol, max_steps = read_scipy_options("fixed_point", scipy_options, tol, max_steps)
-    if not callable(fun):
-        raise TypeError(f"fixed_point: fun is {fun!r:.60}, expected a function of the params.")
+    check_function(fun, "fun", "fixed_point")
 
     def displacement(params: Any, *args: Any) -> Any:
         image = fun(params, *args)

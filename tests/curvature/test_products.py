@@ -237,3 +237,15 @@ def test_an_error_of_a_function_of_a_whole_batch_says_with_what_it_was_called():
 def test_complex_params_are_pairs_of_real_ones():
     with pytest.raises(TypeError, match=r"hvp: .*complex128.*real part and the imaginary part"):
         hvp(lambda z: jnp.sum(jnp.abs(z) ** 2))(jnp.ones(2, complex), jnp.ones(2, complex))
+
+
+def test_errors_about_vectors_have_no_advice_about_gradients():
+    key = jax.random.key(0)
+    for call in (
+        lambda: top_eigenvalues(lambda v: v[:2], jnp.ones(3), key),
+        lambda: hvp(lambda x: jnp.sum(x**2))(jnp.ones(3), jnp.ones(2)),
+        lambda: hvp(lambda x: jnp.sum(x**2))(jnp.ones(3), {"a": jnp.ones(3)}),
+    ):
+        with pytest.raises(ValueError, match="expected equal") as caught:
+            call()
+        assert "gradient" not in str(caught.value)

@@ -128,5 +128,20 @@ def test_a_level_in_percent_is_refused():
 
 
 def test_a_prediction_comes_before_the_solution():
-    with pytest.raises(TypeError, match="predict is a Solution, expected a function of the params"):
+    with pytest.raises(TypeError, match="predict is Solution, expected a function of the params"):
         fnopt.predict_band(fnopt.solvers.Solution(*[None] * 10), lambda p: p)
+
+
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        (3, "covariance: of is int, expected a function of the params"),
+        (lambda p: {"a": p[0]}, "covariance: of returned a dict, expected one array"),
+        (lambda p: p["a"], r"covariance: of\(params\) raised TypeError"),
+    ],
+)
+def test_errors_of_a_function_of_the_params_name_covariance(of, text):
+    fit = fnopt.least_squares(lambda p: p - jnp.arange(3.0), jnp.zeros(1))
+    with pytest.raises(TypeError, match=text) as caught:
+        fnopt.covariance(fit, of=of)
+    assert "predict" not in str(caught.value)

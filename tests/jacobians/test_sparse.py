@@ -248,3 +248,56 @@ def test_sums_in_chunks_and_entries_by_index_are_those_of_the_dense_jacobian(fn,
     np.testing.assert_allclose(J.values(index), expected, rtol=1e-6)
     w = np.linspace(-1, 1, 9, dtype="f")
     np.testing.assert_allclose(J.rmv(w), w @ dense, rtol=1e-5, atol=1e-5)
+
+
+def _chain(x):
+    return x[1:] - x[:-1] ** 2
+
+
+def _arrow(x):
+    return jnp.concatenate([x[:1] * jnp.sum(x), x[1:] * x[0]])
+
+
+@pytest.mark.parametrize("call", ["forward", "reverse", "both", "hessian", "operator"])
+def test_a_vector_of_another_length_is_refused(call):
+    # JAX clamps indices that are too large, so the product would be wrong.
+    x = jnp.arange(1.0, 7.0)
+    J = {
+        "forward": lambda: fnopt.sparse_jacobian(_chain, mode="forward")(x),
+        "reverse": lambda: fnopt.sparse_jacobian(_chain, mode="reverse")(x),
+        "both": lambda: fnopt.sparse_jacobian(_arrow)(x),
+        "hessian": lambda: fnopt.sparse_hessian(lambda x: jnp.sum(x**3))(x),
+        "operator": lambda: fnopt.jacobian(_chain, form="operator")(x),
+    }[call]()
+    lengths = {"mv": J.shape[1], "rmv": J.shape[0], "times_rows": J.shape[0]}
+    for method, length in lengths.items():
+        if not hasattr(J, method):
+            continue
+        for wrong in (1, length - 1, length + 1, 2 * length):
+            with pytest.raises(ValueError, match=rf"{method}.*{wrong}.*expected"):
+                getattr(J, method)(jnp.ones(wrong))
+        getattr(J, method)(jnp.ones(length))
+        with pytest.raises(ValueError, match=method if call != "operator" else "does not match"):
+            getattr(J, method)({"a": jnp.ones(length)})
+
+
+def test_without_params_the_matrix_is_empty():
+    x = jnp.zeros(0)
+    assert fnopt.sparse_jacobian(lambda x: 2 * x)(x).matrix().shape == (0, 0)
+    assert fnopt.sparse_hessian(lambda x: jnp.sum(x**3))(x).matrix().shape == (0, 0)
+    assert [part.size for part in fnopt.sparsity_pattern(lambda x: 2 * x)(x)] == [0, 0]
+    assert "0 unknowns" in str(fnopt.sparse_jacobian(lambda x: 2 * x).plan(x))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["jacobian", "per_example_jacobian", "sparse_jacobian", "sparse_hessian", "sparsity_pattern"],
+)
+def test_an_argument_that_is_not_a_function_is_refused_at_the_call(name):
+    with pytest.raises(TypeError, match=rf"{name}: fn is int, expected .* as in {name}\(f\)"):
+        getattr(fnopt, name)(3)
+
+
+def test_a_jac_without_its_function_is_named():
+    with pytest.raises(TypeError, match=r"fn is float32\[3\], .* as in sparse_jacobian\(f\)"):
+        fnopt.least_squares(_chain, jnp.ones(3), jac=fnopt.sparse_jacobian)

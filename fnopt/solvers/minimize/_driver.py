@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, Status, as_transformation
-from fnopt.errors import check_count, explain_jax_errors, names_text
+from fnopt.errors import check_count, check_function, explain_jax_errors, names_text
 from fnopt.numerics import floor_power_of_two
 from fnopt.programs import (
     is_data,
@@ -147,8 +147,7 @@ def minimize(
         See :class:`fnopt.lbfgsb`.
     """
     params = initial_guess("minimize", params, scipy_options)
-    if not callable(fun):
-        raise TypeError(f"minimize: fun is {fun!r:.60}, expected a function of the params.")
+    check_function(fun, "fun", "minimize")
     limits = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
     method, limits, max_steps, disp = with_scipy_options(scipy_options, method, max_steps, **limits)
     max_steps = check_count(max_steps, "max_steps", "minimize")

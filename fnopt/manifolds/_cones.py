@@ -34,6 +34,11 @@ class PositiveDefiniteMatrices(Manifold):
 
     axes = 2
 
+    @property
+    def points(self) -> str:
+        """Description of the points and their shape."""
+        return "symmetric positive definite matrices [..., n, n]"
+
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether the matrices are square."""
         return len(shape) > 1 and shape[-1] == shape[-2]
@@ -98,6 +103,11 @@ class Probabilities(Manifold):
         Egozcue, Pawlowsky-Glahn, Mateu-Figueras and Barceló-Vidal (2003), Isometric logratio
         transformations for compositional data analysis.
     """
+
+    @property
+    def points(self) -> str:
+        """Description of the points and their shape."""
+        return "positive numbers [..., n] with the sum 1"
 
     def dimension(self, shape: tuple[int, ...]) -> int:
         """Length of the last axis minus one."""

@@ -12,7 +12,6 @@ from jax import lax
 from fnopt.core import static
 from fnopt.errors import where
 from fnopt.manifolds._manifold import Manifold
-from fnopt.manifolds._rotations import orthonormalize
 from fnopt.manifolds._smooth import angle_ratio, cosine, sine_ratio
 from fnopt.numerics import matmul
 
@@ -52,6 +51,11 @@ class Sphere(Manifold):
                 f"{where()}Sphere: radius = {self.radius}, expected a positive number, or None to "
                 "keep the initial length of each vector."
             )
+
+    @property
+    def points(self) -> str:
+        """Description of the points and their shape."""
+        return f"vectors [..., n] of length {'> 0' if self.radius is None else self.radius}"
 
     def dimension(self, shape: tuple[int, ...]) -> int:
         """Length of the last axis minus one."""
@@ -121,8 +125,10 @@ class OrthonormalFrames(Manifold):
         \mathrm{retract}(X, V) = X Y_1 + N (I + Y_1) / 2
 
     The Cayley transform takes one linear solve of size `p`, exists for every `V`, and agrees with
-    the geodesic to second order. `local` is the inverse of the retraction. `transport` projects
-    onto the tangent space.
+    the geodesic to second order. A tangent longer than :math:`(n \epsilon)^{-1/2}` is shortened to
+    this length, because rounding errors of `S` would exceed `I`. A QR factorization removes the
+    rounding errors of the result, which is on the manifold for every finite `V`. `local` is the
+    inverse of the retraction. `transport` projects onto the tangent space.
 
     Example:
         >>> import jax.numpy as jnp
@@ -140,6 +146,11 @@ class OrthonormalFrames(Manifold):
 
     axes = 2
 
+    @property
+    def points(self) -> str:
+        """Description of the points and their shape."""
+        return "matrices [..., n, p] with orthonormal columns and n >= p"
+
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether there are at least as many rows as columns."""
         return len(shape) > 1 and shape[-2] >= shape[-1]
@@ -151,13 +162,20 @@ class OrthonormalFrames(Manifold):
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """Cayley transform along a tangent."""
-        # A Newton-Schulz step removes the rounding errors of earlier steps.
-        x = orthonormalize(x)
-        A, normal = _frame_parts(x, v)
+        # Products with a tangent of entries up to 1 don't overflow.
+        size = lax.stop_gradient(jnp.max(jnp.abs(v), (-2, -1), keepdims=True, initial=1))
+        A, normal = _frame_parts(x, v / size)
+        length = lax.stop_gradient(jnp.sqrt(_square_sum(A) + _square_sum(normal)))
+        # Higham (2002), section 3.5: the rounding error of N^T N is at most about n eps |N|^2.
+        longest = (x.shape[-2] * jnp.finfo(x.dtype).eps) ** -0.5
+        scale = longest / jnp.maximum(longest / size, length)
+        A, normal = scale * A, scale * normal
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
         K = A / 2 - matmul(_transpose(normal), normal) / 4
         Y1 = jnp.linalg.solve(eye - K, eye + K)
-        return matmul(x, Y1) + matmul(normal, eye + Y1) / 2
+        y = matmul(x, Y1) + matmul(normal, eye + Y1) / 2
+        # The exact result has orthonormal columns, so the correction has the derivative 0.
+        return y + lax.stop_gradient(_orthonormal_factor(y) - y)
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """Tangent whose retraction at `x` is `y`."""
@@ -202,6 +220,17 @@ class OrthonormalFrames(Manifold):
 def _frame_parts(x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     inner = matmul(_transpose(x), v)
     return (inner - _transpose(inner)) / 2, v - matmul(x, inner)
+
+
+def _square_sum(x: jax.Array) -> jax.Array:
+    return jnp.sum(x * x, axis=(-2, -1), keepdims=True)
+
+
+def _orthonormal_factor(y: jax.Array) -> jax.Array:
+    """Orthonormal factor `Q` of the QR factorization whose triangle has a positive diagonal."""
+    Q, R = jnp.linalg.qr(y)
+    diagonal = jnp.diagonal(R, axis1=-2, axis2=-1)[..., None, :]
+    return jnp.where(diagonal < 0, -Q, Q)
 
 
 def _solve_right(b: jax.Array, a: jax.Array) -> jax.Array:

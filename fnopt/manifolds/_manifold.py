@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Value
+from fnopt.manifolds._shapes import KINDS, checked
 
 
 def _missing(manifold: Any, method: str) -> str:
@@ -25,7 +26,8 @@ class Manifold(Value):
     - `retract(x, v)`, smooth and on the set for every `v`, with :math:`R_x(0) = x`.
     - `local(x, y)`, the tangent that leads from `x` to `y`: :math:`R_x(\mathrm{local}(x, y)) = y`.
     - `nearest(y)`, a point of the set close to an arbitrary array.
-    - `tangent_shape(shape)` and `accepts(shape)`, and `axes`, the number of axes of a point.
+    - `tangent_shape(shape)` and `accepts(shape)`, and `axes`, the number of axes of a point. Other
+      shapes of points and tangents raise an error, which describes the set by `points`.
 
     These methods suffice if the entries of a tangent are orthonormal coordinates. If tangents have
     the shape of the points (such as vectors orthogonal to the point of a sphere), a subclass also
@@ -52,6 +54,16 @@ class Manifold(Value):
 
     axes: ClassVar[int] = 1
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        for name in KINDS.keys() & vars(cls).keys():
+            setattr(cls, name, checked(vars(cls)[name]))
+        super().__init_subclass__(**kwargs)
+
+    @property
+    def points(self) -> str:
+        """Description of the points and their shape, for messages."""
+        return f"arrays of {self.axes} axes or more"
+
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """Move a point along a tangent."""
         raise NotImplementedError(_missing(self, "retract(self, x, v)"))
@@ -76,15 +88,18 @@ class Manifold(Value):
         """Dimension of the manifold (of one point)."""
         return math.prod(self.tangent_shape(shape)[len(shape) - self.axes :])
 
+    @checked
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
         """Tangent with the orthonormal coordinates `c`, `[..., dimension]`."""
         return c.reshape(self.tangent_shape(x.shape))
 
+    @checked
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """Transport a tangent `v` at a nearby point to the tangent space at `x`."""
         del x
         return v
 
+    @checked
     def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
         r"""Riemannian gradient, as a tangent, from the Euclidean gradient `g`.
 

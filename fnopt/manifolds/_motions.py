@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import static
+from fnopt.errors import where
 from fnopt.manifolds._manifold import Manifold
 from fnopt.manifolds._rotations import Rotations
+from fnopt.manifolds._shapes import check_accepted
 from fnopt.numerics import matmul
 
 
@@ -36,7 +38,7 @@ class RigidMotions(Manifold):
         arXiv:1812.01537, section IV-B (composite manifolds).
     """
 
-    size: int = static(default=3)
+    size: int = static(default=3, choices=(2, 3))
 
     axes = 2
 
@@ -44,6 +46,11 @@ class RigidMotions(Manifold):
     def rotations(self) -> Rotations:
         """The manifold of rotations."""
         return Rotations(self.size)
+
+    @property
+    def points(self) -> str:
+        """Description of the points and their shape."""
+        return f"poses [..., {self.size + 1}, {self.size + 1}]"
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether the last two axes have length `size + 1`."""
@@ -72,11 +79,18 @@ class RigidMotions(Manifold):
 
     def parts(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Rotation `[..., n, n]` and position `[..., n]`."""
+        check_accepted(self, jnp.shape(x), "parts")
         n = self.size
         return x[..., :n, :n], x[..., :n, n]
 
     def of(self, R: jax.Array, p: jax.Array) -> jax.Array:
         """Make the pose with rotation `R` and position `p`."""
+        check_accepted(self.rotations, R.shape, "of", "the rotation")
+        if p.shape[-1:] != (self.size,):
+            raise ValueError(
+                f"{where()}{self!r}.of: the position has shape {p.shape}, expected "
+                f"[..., {self.size}]."
+            )
         shape = jnp.broadcast_shapes(R.shape[:-2], p.shape[:-1])
         R = jnp.broadcast_to(R, (*shape, self.size, self.size))
         p = jnp.broadcast_to(p, (*shape, self.size))
@@ -86,6 +100,7 @@ class RigidMotions(Manifold):
 
     def inverse(self, x: jax.Array) -> jax.Array:
         """Inverse pose, computed without a linear solve."""
+        check_accepted(self, jnp.shape(x), "inverse")
         R, p = self.parts(x)
         R_inverse = jnp.swapaxes(R, -1, -2)
         return self.of(R_inverse, -_rotate_vector(R_inverse, p))

@@ -43,8 +43,8 @@ class on(Value):
         >>> on(SO3, jnp.ones((3, 3)))
         Traceback (most recent call last):
         ...
-        ValueError: on: value is 1 away from SO3, expected a point of SO3. Project it: \
-on(SO3, SO3.nearest(value)).
+        ValueError: on: value is 1 away from SO3, expected rotation matrices [..., 3, 3]. \
+Project it: on(SO3, SO3.nearest(value)).
     """
 
     manifold: Manifold = static()
@@ -88,8 +88,8 @@ def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
         )
     if not manifold.accepts(value.shape):
         raise ValueError(
-            f"{where()}{caller}: {name} has shape {value.shape}, expected the shape of "
-            f"points of {manifold!r}."
+            f"{where()}{caller}: {name} has shape {value.shape}, expected points of "
+            f"{manifold!r}: {manifold.points}."
         )
     if isinstance(value, Tracer) or not isinstance(value, (jax.Array, np.ndarray)):
         return
@@ -101,7 +101,7 @@ def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
     if not distance <= jnp.finfo(value.dtype).eps ** 0.5 * size:
         raise ValueError(
             f"{where()}{caller}: {name} is {float(distance):.3g} away from {manifold!r}, expected "
-            f"a point of {manifold!r}. Project it: on({manifold!r}, {manifold!r}.nearest(value))."
+            f"{manifold.points}. Project it: on({manifold!r}, {manifold!r}.nearest(value))."
         )
 
 

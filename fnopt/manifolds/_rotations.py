@@ -43,9 +43,14 @@ class Rotations(Manifold):
         arXiv:1812.01537. Shepperd (1978), Quaternion from rotation matrix.
     """
 
-    size: int = static(default=3)
+    size: int = static(default=3, choices=(2, 3))
 
     axes = 2
+
+    @property
+    def points(self) -> str:
+        """Description of the points and their shape."""
+        return f"rotation matrices [..., {self.size}, {self.size}]"
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether the last two axes have length `size`."""

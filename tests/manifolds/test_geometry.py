@@ -18,6 +18,8 @@ from fnopt.manifolds import (
     Manifold,
     Oblique,
     PositiveDefinite,
+    RigidMotions,
+    Rotations,
     Simplex,
     Sphere,
     Stiefel,
@@ -156,6 +158,36 @@ def test_geodesics_have_their_length():
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), [5.0, 0.1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(5, 2), (5, 3), (4, 4)])
+def test_frames_stay_orthonormal_for_every_finite_tangent(shape):
+    # The constraint is a property of the result, so NumPy tests it in float64.
+    X = np.asarray(Stiefel.nearest(jnp.asarray(RNG.normal(size=shape), jnp.float32)))
+    V = RNG.normal(size=(3, *shape))
+    V[1, :, -1] = V[1, :, 0]  # a singular Gram matrix
+    V[2] = 1
+    V /= np.abs(V).max()
+    retract = jax.jit(Stiefel.retract)
+    largest = np.finfo(np.float32).max
+    for length in (1e-30, 1e-3, 1, *np.logspace(2, 38, 19), largest):
+        Y = np.asarray(retract(X, jnp.asarray(V * length, jnp.float32)), np.float64)
+        error = np.swapaxes(Y, -1, -2) @ Y - np.eye(shape[1])
+        assert np.max(np.abs(error)) < 8 * np.finfo(np.float32).eps, length
+
+
+@pytest.mark.usefixtures("x64")
+def test_derivatives_of_frames_are_those_of_the_cayley_transform():
+    X, V = Stiefel.nearest(jnp.asarray(RNG.normal(size=(4, 2)))), RNG.normal(size=(4, 2))
+    P = np.eye(4) - X @ X.T / 2
+
+    def cayley(V):
+        W = P @ V @ X.T - X @ V.T @ P  # Wen and Yin (2013), eq. 11 and lemma 3
+        return jnp.linalg.solve(jnp.eye(4) - W / 2, (jnp.eye(4) + W / 2) @ X)
+
+    for of in (lambda f: f, jax.jacfwd, jax.jacrev, jax.hessian):
+        found, expected = of(lambda V: Stiefel.retract(X, V))(V), of(cayley)(V)
+        np.testing.assert_allclose(found, expected, atol=1e-13)
+
+
 def test_inverse_poses():
     T = _point(SE3, (4, 4)).astype(np.float32)
     np.testing.assert_allclose(
@@ -168,7 +200,7 @@ def test_inverse_poses():
     [
         (SO3, np.ones((3, 3)), r"value is \S+ away from SO3.*Project it: on\(SO3, SO3.nearest"),
         (SO3, -np.eye(3), "value is 2 away from SO3"),
-        (SE2, np.eye(2), r"shape \(2, 2\), expected the shape of points of SE2"),
+        (SE2, np.eye(2), r"shape \(2, 2\), expected points of SE2: poses \[..., 3, 3\]"),
         (PositiveDefinite, -np.eye(2), "away from PositiveDefinite"),
         (Simplex, np.ones(3), "away from Simplex"),
         (UnitVector, np.full(3, np.nan), "nan away from UnitVector"),
@@ -177,6 +209,7 @@ def test_inverse_poses():
         (PositiveDefinite, np.zeros((2, 2)), "value is inf away from PositiveDefinite"),
         (PositiveDefinite, np.ones((2, 2)), "value is inf away from PositiveDefinite"),
         (Simplex, np.asarray([1.0, 0.0]), "value is inf away from Simplex"),
+        (PositiveDefinite, np.asarray([[1.0, 2.0], [0.0, 1.0]]), "expected symmetric positive"),
     ],
 )
 def test_what_is_no_point_is_refused(manifold, value, message):
@@ -213,3 +246,54 @@ def test_wrong_arguments_are_refused_by_name():
 def test_arithmetic_with_a_node_names_its_value(use):
     with pytest.raises(TypeError, match=r"on\(SO3, float32\[3, 3\]\), a pytree node .*`.value`"):
         use(on(SO3, jnp.eye(3)))
+
+
+class Mismatch(Manifold):
+    def retract(self, x, v):
+        return x + v
+
+    def local(self, x, y):
+        return y - x
+
+    def nearest(self, y):
+        return y
+
+    def tangent_shape(self, shape):
+        return (*shape[:-1], shape[-1] - 1)
+
+
+EYE3, EYE4 = jnp.eye(3), jnp.eye(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        # JAX clamps indices, so these would otherwise return wrong numbers.
+        (lambda: SO3.retract(EYE3, jnp.ones(2)), r"SO3.retract: the tangent has shape \(2,\), ex"),
+        (lambda: SO3.retract(EYE3, jnp.ones(4)), r"expected \[..., 3\] at points of shape \(3, 3"),
+        (lambda: SE3.retract(EYE4, v=jnp.ones(7)), r"shape \(7,\), expected \[..., 6\]"),
+        (lambda: SE3.inverse(EYE3), r"shape \(3, 3\), expected points of SE3: poses \[..., 4, 4"),
+        (lambda: SE3.parts(EYE3), r"SE3.parts: the point has shape \(3, 3\)"),
+        (lambda: SE3.local(EYE3, EYE3), r"SE3.local: the point has shape \(3, 3\)"),
+        (lambda: SE3.of(EYE3, jnp.ones(2)), r"the position has shape \(2,\), expected \[..., 3\]"),
+        (lambda: SE3.of(jnp.eye(2), jnp.ones(3)), r"the rotation has shape \(2, 2\), expected"),
+        (lambda: SO3.local(EYE3, EYE4), r"shape \(4, 4\), expected \[..., 3, 3\]"),
+        (lambda: SO3.nearest(jnp.ones(9)), r"shape \(9,\), expected points of SO3: rotation"),
+        (lambda: UnitVector.retract(jnp.ones(3), jnp.ones(2)), r"\(2,\), expected \[..., 3\]"),
+        (lambda: UnitVector.gradient(jnp.ones(3), jnp.ones(2)), r"\(2,\), expected \[..., 3\]"),
+        (lambda: UnitVector.transport(jnp.ones(3), jnp.ones(1)), r"\(1,\), expected \[..., 3\]"),
+        (lambda: Simplex.from_coordinates(jnp.ones(3), jnp.ones(3)), r"coordinates .* \[..., 2\]"),
+        (lambda: Mismatch().local(jnp.ones(3), jnp.ones(3)), r"the result has shape \(3,\).* 2\]"),
+        (lambda: Rotations(4), "size is 4, expected one of 2, 3"),
+        (lambda: RigidMotions(1), "size is 1, expected one of 2, 3"),
+    ],
+)
+def test_wrong_shapes_are_refused(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()
+
+
+def test_an_error_of_a_users_manifold_has_the_shapes():
+    with pytest.raises(TypeError) as caught:
+        Mismatch().retract(jnp.ones(3), jnp.ones(2))
+    assert "its tangent_shape: a point (3,), a tangent (2,)" in "".join(caught.value.__notes__)

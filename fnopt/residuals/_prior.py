@@ -61,6 +61,15 @@ class prior(Value):
     mean: Any
     sqrt_information: Any = 1.0
 
+    def __post_init__(self) -> None:
+        point = self.mean.value if is_on(self.mean) else self.mean
+        for name, value in (("mean", point), ("sqrt_information", self.sqrt_information)):
+            if not is_array_like(value) and not isinstance(value, (list, tuple)):
+                raise TypeError(
+                    f"{where()}prior: {name} is {value!r:.60}, expected an array or a number."
+                )
+        super().__post_init__()
+
     def __call__(self, x: Any) -> jax.Array:
         """Residuals of the prior at a value of the parameter."""
         mean, manifold = self.mean, None

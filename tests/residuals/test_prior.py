@@ -75,3 +75,11 @@ def test_a_prior_is_a_pytree_with_derivatives_and_the_dtype_of_the_parameter():
 def test_what_does_not_fit_is_refused(known, x, error, message):
     with pytest.raises(error, match=message):
         known(x)
+
+
+@pytest.mark.parametrize("value", [None, "a", jnp.sin])
+def test_a_mean_that_is_not_a_number_is_refused_at_the_call(value):
+    with pytest.raises(TypeError, match=r"prior: mean is .*, expected an array or a number"):
+        fnopt.prior(value)
+    with pytest.raises(TypeError, match=r"prior: sqrt_information is .*, expected an array"):
+        fnopt.prior(1.0, value)

@@ -40,7 +40,7 @@ class on(Value):
         >>> pose = on(SO3, jnp.eye(3))
         >>> jax.tree.map(jnp.shape, pose).value
         (3, 3)
-        >>> on(SO3, jnp.ones((3, 3)))
+        >>> on(SO3, 2 * jnp.eye(3))
         Traceback (most recent call last):
         ...
         ValueError: on: value is 1 away from SO3, expected rotation matrices [..., 3, 3]. \

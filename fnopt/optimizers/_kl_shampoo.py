@@ -19,6 +19,7 @@ from fnopt.optimizers._matrix_factors import (
     refresh_bases,
     rotate,
     rotate_back,
+    rotation_error,
     sides,
     transpose,
     zeros,
@@ -140,7 +141,10 @@ class scale_by_kl_shampoo(Matrixwise):
         mu = jnp.where(is_first, slots.mu, ema(slots.mu, g, h.b1))
         rows, columns = (positive_root(x) for x in slots.values)
         divisor = rows[:, :, None] * columns[:, None, :] + h.eps
-        u = rotate_back(rotate(mu, slots.bases) / divisor, slots.bases)
+        rotated = rotate(mu, slots.bases)
+        # Rounding errors divided by small eigenvalues could exceed all other entries.
+        is_zero = jnp.abs(rotated) < rotation_error(mu, slots.bases)
+        u = rotate_back(jnp.where(is_zero, jnp.zeros_like(mu), rotated / divisor), slots.bases)
         # The first gradient isn't whitened.
         rows, columns = (jnp.where(is_first, jnp.ones_like(x), x) for x in (rows, columns))
         covariances, diagonals = _covariances(g, slots.bases, rows, columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,15 @@ def rotate(x: jax.Array, bases: Pair) -> jax.Array:
     left, right = bases
     x = x if left is None else matmul(transpose(left), x)
     return x if right is None else matmul(x, right)
+
+
+def rotation_error(x: jax.Array, bases: Pair) -> jax.Array:
+    """Rounding error of the entries of `rotate(x, bases)`, `[k, 1, 1]`."""
+    # A product with a basis of order n has an error of n u |x|, and a computed basis is orthogonal
+    # up to n u (Higham, 2002, sections 3.5 and 19.3), where u = eps / 2 and |x| is the Frobenius
+    # norm. With random rounding errors, sqrt(n) replaces n (section 2.8).
+    roots = sum(math.sqrt(basis.shape[-1]) for basis in bases if basis is not None)
+    return roots * jnp.finfo(x.dtype).eps * frobenius_norm(x)
 
 
 def rotate_back(x: jax.Array, bases: Pair) -> jax.Array:

@@ -22,8 +22,10 @@ from fnopt.optimizers._matrix_factors import (
     identities,
     orthonormal,
     refresh_bases,
+    root_mean_square,
     rotate,
     rotate_back,
+    rotation_error,
     sides,
     update_factors,
     zeros,
@@ -70,7 +72,8 @@ class scale_by_soap(Matrixwise):
     The first step only initializes the factors. Its update is zero, because the bases would depend
     on the gradient that they transform. Then the bases are refreshed every `precondition_frequency`
     steps by one power iteration and a QR factorization. Matrices of one shape are batched. A step
-    without refresh computes no factorization.
+    without refresh computes no factorization. Entries of the rotated :math:`\mu_t` count as
+    zero if they or :math:`\sqrt{\nu_t}` are below the rounding error of :math:`\mu_t`.
 
     For a matrix `[m, n]`, the state has `2 m n` numbers for Adam, and `2 (m^2 + n^2)` numbers for
     factors and bases. A non-finite gradient makes the averages NaN, as in Adam, but doesn't change
@@ -137,7 +140,9 @@ class scale_by_soap(Matrixwise):
         t = jnp.maximum(count, jnp.ones_like(count))
         mu = jnp.where(is_first, slots.mu, ema(slots.mu, g, h.b1))
         nu = jnp.where(is_first, slots.nu, ema(slots.nu, jnp.square(rotate(g, slots.bases)), h.b2))
-        u = zero_slope_at_zero(rotate(mu, slots.bases) / (positive_root(nu) + h.eps))
+        rotated, divisor = rotate(mu, slots.bases), positive_root(nu) + h.eps
+        is_noise = self._is_noise(h, mu, rotated, divisor, slots.bases)
+        u = zero_slope_at_zero(jnp.where(is_noise, jnp.zeros_like(mu), rotated / divisor))
         correction = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
         u = rotate_back(u, slots.bases) * correction
         if self.normalize_grads:
@@ -150,6 +155,15 @@ class scale_by_soap(Matrixwise):
         )
         new = {"mu": mu, "nu": nu, "factors": factors, "bases": bases}
         return jnp.where(is_first, jnp.zeros_like(u), u), new
+
+    def _is_noise(self, h: Any, mu: Any, rotated: Any, divisor: Any, bases: Pair) -> jax.Array:
+        """Entries whose rounding errors would become large steps."""
+        error = rotation_error(mu, bases)
+        # Each step rounds the stored entries. For a constant gradient, 1 / (1 - b1) of these errors
+        # add up. Errors of different entries have random signs, so a rotation preserves their size.
+        eps = float(jnp.finfo(self.mu_dtype or mu.dtype).eps)
+        stored = eps / (1 - h.b1) * root_mean_square(mu)
+        return (jnp.abs(rotated) < error) | (divisor < error + stored)
 
 
 def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:

@@ -19,10 +19,9 @@ from fnopt.transforms._chain import Wrapper
 from fnopt.transforms._select import Selector, as_labels, select
 
 _STEPS = 8  # more than one step, because some wrappers change the updates only every few steps
-# Largest number of leaves of the probe, because its compile time grows with the number of leaves.
-_LEAVES = 16
-# Ratio of the norms of successive gradients of the probe: 0.3^7 = 2e-4 over all steps.
-_RATIO = 0.3
+_LEAVES = 16  # largest number of leaves of the probe, because its compile time grows with them
+_RATIO = 0.3  # ratio of the norms of successive gradients of a leaf: 0.3^7 = 2e-4 over all steps
+_SCALES = (1e-6, 1.0, 1e6)  # factors of the probe's gradients for thresholds from 1e-9 to 1e9
 
 
 class Layout(NamedTuple):
@@ -76,9 +75,9 @@ class packed(Wrapper):
 
     Elementwise optimizers and global norms compute the same updates as for the tree. For methods
     that use norms, shapes or paths of leaves, a buffer is one leaf. Therefore `packed` compares
-    eight steps for a test tree of the same paths with eight steps for its buffers. It rejects an
-    optimizer whose steps differ. The test tree has some small leaves, at least one of each kind.
-    `packed` doesn't check optimizers with required extra arguments or traced hyper-parameters.
+    eight steps for a small test tree of the same paths with eight steps for its buffers, for small,
+    medium and large gradients. It rejects an optimizer whose steps differ. `packed` doesn't check
+    optimizers with required extra arguments or traced hyper-parameters.
 
     Args:
         inner: The optimizer, a `Transformation` or any (init, update) pair.
@@ -223,8 +222,9 @@ class _Probe:
             p, grads = rng.uniform(1, 3, size), rng.normal(size=(_STEPS, size))
             if size > 1:  # AdamP (Heo et al., 2020) has a rule for gradients orthogonal to a leaf
                 grads[1::2] -= np.outer(grads[1::2] @ p / (p @ p), p)
-            # Adjacent leaves in a buffer differ in norm. With _RATIO, norms range from 1e3 to 1e-3.
-            grads *= 10.0 ** (3 - j % 4) * _RATIO ** np.arange(_STEPS)[:, None]
+            # Adjacent leaves in a buffer differ in norm, and one grows while the other shrinks.
+            exponents = np.arange(_STEPS)[:, None] if j % 2 else np.arange(_STEPS)[::-1, None]
+            grads *= 10.0 ** (3 - j % 4) * _RATIO**exponents
             self._params.append(jnp.asarray(1e3 / (1 + j) * p.reshape(shape), leaf.dtype))
             self._grads.append(jnp.asarray(grads.reshape(_STEPS, *shape), leaf.dtype))
             count[layout.buffers[i]] += 1
@@ -236,11 +236,8 @@ class _Probe:
 
     def by_name(self, leaves: Any) -> dict[str, list[Any]]:
         """Group leaves by buffer, with None in place of the leaves of other buffers."""
-        names = [self._layout.buffers[i] for i in self._indices]
-        return {
-            name: [x if b == name else None for b, x in zip(names, leaves, strict=True)]
-            for name in names
-        }
+        pairs = [(self._layout.buffers[i], x) for i, x in zip(self._indices, leaves, strict=True)]
+        return {name: [x if b == name else None for b, x in pairs] for name, _ in pairs}
 
     def trees(self, leaves: Any) -> dict[str, Any]:
         """Make a tree for every buffer, which contains only the leaves of the buffer."""
@@ -266,8 +263,9 @@ class _Probe:
             return {}
         if form not in (self.trees, self.buffers):
             total = self.by_name(jax.tree.leaves(total))
+        n = len(_SCALES)
         return {
-            name: np.concatenate([np.ravel(x) for x in jax.tree.leaves(part)])
+            name: np.concatenate([np.reshape(x, (n, -1)) for x in jax.tree.leaves(part)], axis=1)
             for name, part in total.items()
         }
 
@@ -296,11 +294,9 @@ def _selectors(part: Any) -> list[Selector]:
     """List the selectors in an optimizer."""
     if isinstance(part, Selector):
         return [part]
-    parts: Any = part if isinstance(part, tuple) else ()
-    if isinstance(part, dict):
-        parts = part.values()
-    elif isinstance(part, Value):
-        parts = vars(part).values()
+    part = vars(part) if isinstance(part, Value) else part
+    part = tuple(part.values()) if isinstance(part, dict) else part
+    parts = part if isinstance(part, tuple) else ()
     return [selector for x in parts for selector in _selectors(x)]
 
 
@@ -339,12 +335,16 @@ def _missing(names: list[str], others: list[str]) -> list[str]:
 
 
 def _total_update(tx: Any, params: Any, grads: Any) -> Any:
-    """Take a step for every gradient, and sum the updates."""
+    """Take a step for every gradient, and sum the updates; for all `_SCALES` of the gradients."""
 
     def step(carry: Any, grads: Any) -> Any:
         total, state = carry
         updates, state = tx.update(grads, state, jax.tree.map(jnp.add, params, total))
         return (jax.tree.map(lambda t, u: (t + u).astype(t.dtype), total, updates), state), None
 
+    def total(scale: jax.Array) -> Any:
+        scaled = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+        return jax.lax.scan(step, start, scaled)[0][0]
+
     start = jax.tree.map(jnp.zeros_like, params), tx.init(params)
-    return jax.lax.scan(step, start, grads)[0][0]
+    return jax.lax.map(total, jnp.asarray(_SCALES))

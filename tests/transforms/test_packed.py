@@ -109,7 +109,17 @@ def test_optimizers_that_look_at_leaves_are_refused(name: str):
         fnopt.packed(getattr(fnopt, name)(0.1), {"w": jnp.ones((2, 2)), "v": jnp.ones(2)})
 
 
-@pytest.mark.parametrize("inner", [fnopt.adamp(0.1), fnopt.cautious(fnopt.adam(0.1))])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        fnopt.adamp(0.1),
+        fnopt.cautious(fnopt.adam(0.1)),
+        fnopt.stable_adamw(1e-2),  # acts when the gradients of a leaf grow
+        fnopt.chain(fnopt.adaptive_grad_clip(100.0), fnopt.sgd(1e-2)),
+        fnopt.chain(fnopt.adaptive_grad_clip(1e-5), fnopt.sgd(1e-2)),
+        fnopt.chain(fnopt.clip_by_block_rms(1e5), fnopt.sgd(1e-2)),
+    ],
+)
 def test_rules_for_some_gradients_of_a_leaf_are_refused(inner: Any):
     with pytest.raises(ValueError, match="and for its leaves"):
         fnopt.packed(inner, {"w": jnp.ones((2, 2)), "v": jnp.ones(2)})

@@ -22,6 +22,7 @@ from fnopt.errors import (
     leaf_text,
     leaves_with_names,
     names_text,
+    type_text,
     where,
 )
 from fnopt.numerics import (
@@ -82,6 +83,18 @@ def same_tree(tree: Any, other: Any) -> bool:
     leaves, structure = tree_flatten(tree)
     other_leaves, other_structure = tree_flatten(other)
     return structure == other_structure and all(map(same_shape, leaves, other_leaves))
+
+
+def check_real(gradients: Any, params: Any) -> None:
+    """Raise a TypeError for the first complex gradient of a real parameter."""
+    pairs = zip(tree_flatten(gradients)[0], tree_flatten(params)[0], strict=True)
+    for i, (g, p) in enumerate(pairs):
+        if dtype_of(g).kind == "c" and dtype_of(p).kind != "c":
+            raise TypeError(
+                f"{where()}{leaf_text(leaves_with_names(params)[0][i][0])}: the gradient is "
+                f"{type_text(g)}, the parameter is {type_text(p)}, expected a real gradient for a "
+                "real parameter. Pass the real part, jnp.real(gradient)."
+            )
 
 
 def is_none(x: Any) -> bool:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
 from fnopt.core._extra_args import check_spelling, extra_arg_parameters, required_extra_args
-from fnopt.core._leaves import floating_leaves, same_tree, without_gradient
+from fnopt.core._leaves import check_real, floating_leaves, same_tree, without_gradient
 from fnopt.core._slots import (
     abstract_to_zeros,
     first_count,
@@ -286,8 +286,10 @@ def _wrap_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 )
             # The outermost transform checks the trees, so members don't check them again.
             has_both = params is not None and updates is not None
-            if outermost and has_both and not (self.other_gradients or same_tree(updates, params)):
-                params, extra_args = without_gradient(self, updates, params, extra_args)
+            if outermost and has_both and not self.other_gradients:
+                if not same_tree(updates, params):
+                    params, extra_args = without_gradient(self, updates, params, extra_args)
+                check_real(updates, params)
             if required_extra_args(update):
                 _check_required(update, extra_args)
             step = functools.partial(update, self, **extra_args)

@@ -87,6 +87,11 @@ WRONG = {
         lambda: updated(ADAM, jax.tree.map(lambda x: x[None], PARAMS)),
         r"leaf 'bias': gradients have shape \(1, 2\), params have shape \(2,\), expected equal",
     ),
+    "complex gradient": (
+        lambda: updated(ADAM, PARAMS | {"bias": 1j * np.ones(2)}),
+        r"leaf 'bias': the gradient is complex\d+\[2\], the parameter is float\d+\[2\], expected a "
+        r"real gradient for a real parameter. Pass the real part, jnp.real\(gradient\)",
+    ),
     # leaves
     "dataclass": (
         lambda: ADAM.init(Plain(jnp.ones(2))),
@@ -97,7 +102,7 @@ WRONG = {
         r"gradients lack \['act'\]; expected equal structures. Remove leaves that aren't arrays",
     ),
     "complex": (
-        lambda: updated(fnopt.clip(1.0), {"w": 1j * np.ones(2)}, params={"w": np.ones(2)}),
+        lambda: updated(fnopt.clip(1.0), {"w": 1j * np.ones(2)}, params={"w": 1j * np.ones(2)}),
         r"leaf 'w' is complex\d+\[2\], expected a real array, because .*clip_by_global_norm",
     ),
     # values

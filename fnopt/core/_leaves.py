@@ -87,8 +87,7 @@ def same_tree(tree: Any, other: Any) -> bool:
 
 def check_real(gradients: Any, params: Any) -> None:
     """Raise a TypeError for the first complex gradient of a real parameter."""
-    pairs = zip(tree_flatten(gradients)[0], tree_flatten(params)[0], strict=True)
-    for i, (g, p) in enumerate(pairs):
+    for i, (g, p) in enumerate(zip(*map(jax.tree.leaves, (gradients, params)), strict=True)):
         if dtype_of(g).kind == "c" and dtype_of(p).kind != "c":
             raise TypeError(
                 f"{where()}{leaf_text(leaves_with_names(params)[0][i][0])}: the gradient is "

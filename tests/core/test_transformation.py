@@ -164,8 +164,8 @@ def test_leaves_that_are_no_arrays():
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ((EmptyState(),), "the state is a tuple of length 1, expected a tuple of 2"),
-        (EmptyState(), "the state is a EmptyState, expected a tuple of 2"),
+        ((EmptyState(),), "the state is a tuple of length 1, expected a tuple of length 2"),
+        (EmptyState(), "the state is a EmptyState, expected a tuple of length 2"),
         ({"0": (), "1": ()}, r"the state is a dict with the keys \['0', '1'\], expected a tuple"),
         (fnopt.adam(0.1).init(PARAMS)[::-1], r"chain\[0\] > scale_by_adam: the state is a ScaleBy"),
         (None, "the state is a NoneType"),

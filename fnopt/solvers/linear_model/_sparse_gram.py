@@ -173,13 +173,16 @@ class SparseGramModel(LinearModel):
         r"""Return the rank and the null space, from the smallest eigenvalues.
 
         The damping :math:`\delta` is 32 times the error of a factorization (`rounding_damping`), so
-        a null vector is computed with an eigenvalue of at most :math:`\delta / 32^2`. If all eight
-        eigenvalues are below :math:`\delta`, there may be more, and the rank is unknown (-1).
+        a null vector is computed with an eigenvalue of at most :math:`\delta / 32^2`, or the rounding
+        error of the eigenvalues. If all eight eigenvalues are below :math:`\delta`, there may be
+        more, and the rank is unknown (-1).
         """
         zero, moving = jnp.zeros((), point.x.dtype), nonzero_columns(point)
         system = self.system(point, initial_scale(point.columns), zero)
         values, V = smallest_eigenvalues(system, moving)
-        null = values <= ROUNDING_MARGIN**-2
+        # Golub and Van Loan (2013), section 8.1: the backward error of an eigenvalue problem.
+        rounding = len(values) * float(jnp.finfo(V.dtype).eps) * values[-1]
+        null = values <= jnp.maximum(ROUNDING_MARGIN**-2, rounding)
         weight = jnp.sum(jnp.where(null, jnp.square(V), 0), axis=1)
         root = jnp.asarray(jnp.finfo(V.dtype).eps ** 0.5, V.dtype)
         mask = jnp.any(null) & (weight > root * jnp.max(weight))

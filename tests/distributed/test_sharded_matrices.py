@@ -163,7 +163,7 @@ def test_what_muon_sends():
     assert report.sent_bytes == sum(size for kind, _, size in found if kind == "all-to-all") / 2
     assert report.flops == pytest.approx(flops[0], rel=0.1)  # without the elementwise parts
     assert report.flops == fnopt.matrix_report(tx, params).flops / 2
-    assert "each of 2 device(s): 3.81e+05 FLOPs and 4.1e+03 bytes" in str(report)
+    assert "each of 2 devices: 3.81e+05 FLOPs and 4.1e+03 bytes" in str(report)
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])

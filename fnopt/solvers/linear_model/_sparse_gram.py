@@ -173,9 +173,9 @@ class SparseGramModel(LinearModel):
         r"""Return the rank and the null space, from the smallest eigenvalues.
 
         The damping :math:`\delta` is 32 times the error of a factorization (`rounding_damping`), so
-        a null vector is computed with an eigenvalue of at most :math:`\delta / 32^2`, or the rounding
-        error of the eigenvalues. If all eight eigenvalues are below :math:`\delta`, there may be
-        more, and the rank is unknown (-1).
+        a null vector is computed with an eigenvalue of at most :math:`\delta / 32^2` or the
+        rounding error of the eigenvalues. If all eight eigenvalues are below :math:`\delta`, there
+        may be more, and the rank is unknown (-1).
         """
         zero, moving = jnp.zeros((), point.x.dtype), nonzero_columns(point)
         system = self.system(point, initial_scale(point.columns), zero)

@@ -15,6 +15,7 @@ from fnopt.linear import (
     Rows,
     cut_to_radius,
     divide,
+    is_determined,
     length,
     normal_equations,
     rounding_damping,
@@ -251,12 +252,12 @@ def lane_spectra(
     scale = over_lanes(initial_scale)(point.columns)
     inflation = jnp.stack([spectra.inverse[j, j] for j in range(len(scale))]) * jnp.square(scale)
     limit = jnp.asarray(float(jnp.finfo(scale.dtype).eps) ** -0.5, scale.dtype)
-    # A param without a pivot has no variance.
-    is_weak = (spectra.rank < len(scale)) | ~(jnp.max(inflation, axis=0) <= limit)
+    # A param without a pivot has no variance. Params with an active bound have no column.
+    nonzero = jnp.sum(point.columns > 0, axis=0, dtype=jnp.int32)
+    is_weak = (spectra.rank < nonzero) | ~(jnp.max(inflation, axis=0) <= limit)
 
     def refined() -> Spectrum:
         columns, r, _ = _weighted_rows(problems, point.x, data, **floor)
-        # Params with an active bound have no column.
         J = jnp.stack(columns, axis=1) * (point.columns > 0).astype(r.dtype)
         return select_tree(is_weak, over_lanes(_jacobian_spectrum)(J, r, scale), spectra)
 
@@ -266,10 +267,10 @@ def lane_spectra(
 def _jacobian_spectrum(J: jax.Array, r: jax.Array, scale: jax.Array) -> Spectrum:
     """Return the spectrum of one problem from its Jacobian."""
     factors = singular_triangle(triangle(J / scale, r))
-    spectrum = singular_spectrum(factors, max(J.shape))
-    directions = jnp.arange(len(scale), dtype=jnp.int32) < spectrum.rank
-    root = jnp.where(directions, divide(factors.Vt.T, factors.s), 0) / scale[:, None]
-    return spectrum._replace(inverse=matmul(root, root.T))
+    size = max(J.shape)
+    determined = is_determined(factors.s, size)
+    root = jnp.where(determined, divide(factors.Vt.T, factors.s), 0) / scale[:, None]
+    return singular_spectrum(factors, size)._replace(inverse=matmul(root, root.T))
 
 
 def _gram_spectrum(point: Linearization) -> Spectrum:

@@ -85,7 +85,7 @@ def same_tree(tree: Any, other: Any) -> bool:
     return structure == other_structure and all(map(same_shape, leaves, other_leaves))
 
 
-def check_real(gradients: Any, params: Any) -> None:
+def check_real_gradients(gradients: Any, params: Any) -> None:
     """Raise a TypeError for the first complex gradient of a real parameter."""
     for i, (g, p) in enumerate(zip(*map(jax.tree.leaves, (gradients, params)), strict=True)):
         if dtype_of(g).kind == "c" and dtype_of(p).kind != "c":

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
 from fnopt.core._extra_args import check_spelling, extra_arg_parameters, required_extra_args
-from fnopt.core._leaves import check_real, floating_leaves, same_tree, without_gradient
+from fnopt.core._leaves import check_real_gradients, floating_leaves, same_tree, without_gradient
 from fnopt.core._slots import (
     abstract_to_zeros,
     first_count,
@@ -289,7 +289,7 @@ def _wrap_update(update: Callable[..., Any]) -> Callable[..., Any]:
             if outermost and has_both and not self.other_gradients:
                 if not same_tree(updates, params):
                     params, extra_args = without_gradient(self, updates, params, extra_args)
-                check_real(updates, params)
+                check_real_gradients(updates, params)
             if required_extra_args(update):
                 _check_required(update, extra_args)
             step = functools.partial(update, self, **extra_args)

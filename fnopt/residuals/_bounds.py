@@ -15,7 +15,7 @@ from fnopt.errors import leaf_text, leaves_with_names, where
 from fnopt.manifolds import Manifold
 from fnopt.residuals._curved import Parametrisation, curved, manifolds_of
 from fnopt.residuals._parameters import fixed, tied
-from fnopt.residuals._prefix import as_leaf, broadcast_prefix, check_real, first_bad
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix, check_real_numbers, first_bad
 
 
 class Box(NamedTuple):
@@ -72,7 +72,7 @@ def bounds_pair(bounds: Any, caller: str) -> tuple[Any, Any]:
         )
     lower, upper = map(_fill_none, bounds, (-jnp.inf, jnp.inf))
     for bound in jax.tree.leaves((lower, upper)):
-        check_real(bound, f"{caller}bounds")
+        check_real_numbers(bound, f"{caller}bounds")
     return lower, upper
 
 

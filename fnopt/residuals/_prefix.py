@@ -71,13 +71,13 @@ def _list_to_array(prefix: Any, tree: Any, what: str) -> Any:
         return prefix
     numbers = jax.tree.leaves(prefix)
     for number in numbers:
-        check_real(number, f"{where()}{what}")
+        check_real_numbers(number, f"{where()}{what}")
     is_traced = any(isinstance(number, Tracer) for number in numbers)
     # A NumPy array stays concrete under jit, so that its values can be checked.
     return jnp.asarray(prefix) if is_traced else np.asarray(prefix, float)
 
 
-def check_real(value: Any, what: str) -> None:
+def check_real_numbers(value: Any, what: str) -> None:
     """Raise an error unless a value is a real number or an array of real numbers."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     if not is_array_like(value) or isinstance(value, complex) or kind in "cOSUmM":
@@ -104,7 +104,7 @@ def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Arra
         TypeError: If the value isn't real.
         ValueError: If the value doesn't broadcast to the shape of the leaf.
     """
-    check_real(value, f"{where()}{named(what, path)}")
+    check_real_numbers(value, f"{where()}{named(what, path)}")
     value = jnp.asarray(value, dtype)
     shape = jnp.shape(leaf)
     if not shape and value.size == 1:  # a list of one number is accepted for a scalar

@@ -12,7 +12,7 @@ from jax.scipy.linalg import solve_triangular
 
 from fnopt.errors import leaves_with_names, where
 from fnopt.numerics import real_dtype
-from fnopt.residuals._prefix import as_leaf, broadcast_prefix, check_real, first_bad, named
+from fnopt.residuals._prefix import as_leaf, broadcast_prefix, check_real_numbers, first_bad, named
 from fnopt.sharding import reshard_like
 
 Whitener = Callable[[jax.Array], jax.Array]
@@ -125,7 +125,7 @@ def _divider(value: Any, leaf: Any, path: str) -> tuple[Whitener, jax.Array | No
         return lambda r: r, None
     if _is_matrix(value, leaf, path):
         if not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            check_real(value, f"{where()}the matrix {named('sigma', path)}")
+            check_real_numbers(value, f"{where()}the matrix {named('sigma', path)}")
         return _by_matrix(jnp.asarray(value, leaf.dtype), path), None
     expected = lambda sigma: sigma > 0, "a standard deviation > 0"
     sigma = _array_like(leaf, value, path, "sigma", *expected)

@@ -192,7 +192,7 @@ def restore(
         >>> model = {"backbone": {"w": jnp.zeros(2)}, "head": jnp.zeros(10)}
         >>> params, report = tree.restore(model, pretrained, rename={"encoder": "backbone"})
         >>> print(report)
-        1 leaves restored
+        1 leaf restored
         'head' not restored: saved as float32[1000], expected float32[10]
     """
     target, source = named_leaves(fresh), _check_saved(named_leaves(saved, rename))

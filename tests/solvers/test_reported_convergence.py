@@ -45,12 +45,28 @@ def exact_costs(case, params):
     return jax.vmap(lambda p: 0.5 * jnp.sum(CASES[case].residuals(p) ** 2))(params)
 
 
+def is_minimum(case, params):
+    """Whether the gradient is zero and the Hessian positive definite, for finite params."""
+
+    def cost(p):
+        return 0.5 * jnp.sum(CASES[case].residuals(p) ** 2)
+
+    hessian = jax.hessian(cost)(params)
+    units = 1 / jnp.sqrt(jnp.maximum(jnp.diag(hessian), jnp.finfo("float64").tiny))
+    least = jnp.linalg.eigvalsh(units[:, None] * hessian * units)[0]
+    slope = units * jax.grad(cost)(params)
+    return (least > 1e-6) & (jnp.sum(slope**2) <= 1e-9 * least * cost(params))
+
+
 # Known limits, which rounding decides: listed in docs/performance.md.
 VALLEY = "a valley to infinity: to first order it looks like a minimum with a singular Jacobian"
 SLOW = "normal equations have half the digits there: more than 1,000 steps"
+STUCK = "normal equations have half the digits there: no step, though the model predicts a decrease"
 LIMITS = {("beale", "dogleg", "float32"): VALLEY, ("a wave", "dogleg", "float32"): VALLEY}
 LIMITS |= {
     ("powell singular", "cholesky", "float64"): SLOW,
+    ("powell singular", "cg", "float32"): STUCK,
+    ("powell singular", "cg", "float64"): STUCK,
     ("watson", "cholesky", "float32"): SLOW,
 }
 
@@ -70,14 +86,17 @@ def test_converged_means_a_minimum_or_a_flag(case, solver, dtype):
         starts = jnp.asarray([CASES[case].start, *CASES[case].far], dtype)
         end = jax.tree.map(np.asarray, solved(case, solver, starts))
     with jax.enable_x64(True):
-        costs = np.asarray(exact_costs(case, jnp.asarray(end.params, "float64")))
+        params = jnp.asarray(end.params, "float64")
+        costs = np.asarray(exact_costs(case, params))
+        # Bard's function has a local minimum of cost 0.466, which some starts reach.
+        minima = np.asarray(jax.vmap(functools.partial(is_minimum, case))(params))
     flagged = np.any(end.certificate.undetermined, axis=1)
     ends = [
         (Status(int(s)).name, float(c), p, d)
         for s, c, p, d in zip(end.status, costs, end.params, end.certificate.decrement, strict=True)
     ]
     right = costs <= CASES[case].cost
-    assert np.all(~end.converged | right | flagged), ends
+    assert np.all(~end.converged | right | minima | flagged), ends
     assert right[0], ends[0]
     assert end.converged[0], ends[0]
     assert np.all(np.isfinite(end.params))

@@ -158,7 +158,7 @@ def test_a_fixed_point_that_repetition_runs_away_from():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: fnopt.root("f", 0.0), TypeError, "root: fun is 'f', expected a function"),
+        (lambda: fnopt.root("f", 0.0), TypeError, "root: fun is str, expected a function"),
         (lambda: fnopt.root(lambda x: x[:1], jnp.ones(2)), ValueError, "1 number, expected 2"),
         (lambda: fnopt.root(lambda x: x, jnp.ones(2, bool)), TypeError, "expected a floating"),
         (lambda: fnopt.root(lambda x: x, 0.0, has_aux=True), TypeError, "expected a pair"),

@@ -57,7 +57,7 @@ def predicted_shape(
     return prediction
 
 
-def linearised_prediction(
+def linearized_prediction(
     predict: Callable[[Any], Any], fit: Any, solution: Solution, caller: Caller
 ) -> tuple[jax.Array, jax.Array]:
     """Evaluate a function of the params, `[q]`, and its Jacobian `[q, n]`.

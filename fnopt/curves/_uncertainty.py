@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.curves._prediction import Caller, as_params, linearised_prediction, predicted_shape
+from fnopt.curves._prediction import Caller, as_params, linearized_prediction, predicted_shape
 from fnopt.curves._t_quantile import t_quantile
 from fnopt.errors import check_function, type_text
 from fnopt.jacobians import (
@@ -208,7 +208,7 @@ def covariance(
     solution, is_absolute = solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma)
     if of is None:
         return covariance_of(solution, is_absolute)
-    _, G = linearised_prediction(of, fit, solution, Caller("covariance", "of"))
+    _, G = linearized_prediction(of, fit, solution, Caller("covariance", "of"))
     return covariance_of_combinations(solution, is_absolute, G)
 
 
@@ -329,7 +329,7 @@ def predict_band(
     advice = "For a fit of curve_fit, use fit.predict_band(x)."
     caller = Caller("predict_band", "predict", advice)
     shape = predicted_shape(predict, as_params(fit, solution.params), caller)
-    value, J = linearised_prediction(predict, fit, solution, caller)
+    value, J = linearized_prediction(predict, fit, solution, caller)
     error = factor_of(solution, is_absolute).errors(J)
     if noise is not False:
         deviation = _data_deviation(solution) if noise is True else jnp.asarray(noise, value.dtype)

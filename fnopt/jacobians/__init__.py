@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fnopt.jacobians._band import BandLayout, band_of, reverse_cuthill_mckee
 from fnopt.jacobians._check_sparsity import check_sparsity
-from fnopt.jacobians._coloured import SparseJacobian
-from fnopt.jacobians._colouring import Sparsity, SymmetricSparsity
+from fnopt.jacobians._colored import SparseJacobian
+from fnopt.jacobians._coloring import Sparsity, SymmetricSparsity
 from fnopt.jacobians._elimination import Elimination, elimination
 from fnopt.jacobians._flat import check_real as check_real
 from fnopt.jacobians._flat import checked_outputs as checked_outputs

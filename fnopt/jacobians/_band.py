@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.errors import count_text
-from fnopt.jacobians._coloured import SparseJacobian
-from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._colored import SparseJacobian
+from fnopt.jacobians._coloring import Sparsity
 from fnopt.jacobians._pairs import distinct_edges, row_pairs
 
 # Largest number of unknowns in a block. For 4,096 unknowns, a factorization takes 14, 39 and 115 ms
@@ -189,33 +189,33 @@ def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndar
     degree = np.bincount(rows, minlength=n)
     by_degree = np.lexsort((degree[cols], rows))
     ends = np.cumsum(degree)
-    neighbours = [part.tolist() for part in np.split(cols[by_degree], ends[:-1])]
+    neighbors = [part.tolist() for part in np.split(cols[by_degree], ends[:-1])]
     order: list[int] = []
     visited = bytearray(n)
     for node in np.argsort(degree, kind="stable").tolist():
         if not visited[node]:
-            order += _component(neighbours, node, visited)
+            order += _component(neighbors, node, visited)
     return np.asarray(order[::-1], np.int64)
 
 
-def _component(neighbours: list[list[int]], node: int, visited: bytearray) -> list[int]:
+def _component(neighbors: list[list[int]], node: int, visited: bytearray) -> list[int]:
     """Order the nodes of a connected component level by level, from a peripheral node.
 
     The node of smallest degree in the last level becomes the new first node. This is repeated as
     long as the number of levels increases (George and Liu 1979).
     """
-    levels = _levels(neighbours, node, bytearray(visited))
+    levels = _levels(neighbors, node, bytearray(visited))
     while True:
-        peripheral = min(levels[-1], key=lambda k: len(neighbours[k]))
-        new_levels = _levels(neighbours, peripheral, bytearray(visited))
+        peripheral = min(levels[-1], key=lambda k: len(neighbors[k]))
+        new_levels = _levels(neighbors, peripheral, bytearray(visited))
         if len(new_levels) <= len(levels):
             break
         levels = new_levels
-    levels = _levels(neighbours, peripheral, visited)
+    levels = _levels(neighbors, peripheral, visited)
     return [k for level in levels for k in level]
 
 
-def _levels(neighbours: list[list[int]], node: int, visited: bytearray) -> list[list[int]]:
+def _levels(neighbors: list[list[int]], node: int, visited: bytearray) -> list[list[int]]:
     """Group the unvisited nodes by their distance from a node, and mark them as visited."""
     levels, level = [], [node]
     visited[node] = True
@@ -223,7 +223,7 @@ def _levels(neighbours: list[list[int]], node: int, visited: bytearray) -> list[
         levels.append(level)
         next_level = []
         for k in level:
-            for j in neighbours[k]:
+            for j in neighbors[k]:
                 if not visited[j]:
                     visited[j] = True
                     next_level.append(j)

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
-from fnopt.jacobians._colouring import Bicolouring, Sparsity, SymmetricSparsity, bicolouring
+from fnopt.jacobians._colored import SparseJacobian, TwoWayJacobian
+from fnopt.jacobians._coloring import Bicoloring, Sparsity, SymmetricSparsity, bicoloring
 from fnopt.jacobians._flat import VectorFunction, fits_at_once, lacks_forward, map_in_chunks
 from fnopt.jacobians._pairs import Shapes
 from fnopt.sharding import pvary_like, reshard_like
 
-Colouring = tuple[Sparsity, bool] | Bicolouring
+Coloring = tuple[Sparsity, bool] | Bicoloring
 """Coloring of the columns `(pattern, False)`, of the rows `(transpose, True)`, or of both."""
 
 
-def colouring(
+def coloring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str, leaves: Shapes = ()
-) -> Colouring:
+) -> Coloring:
     """Color a pattern so that a sparse Jacobian takes few derivative passes.
 
     Args:
@@ -30,17 +30,17 @@ def colouring(
         mode: `'forward'` colors columns, `'reverse'` rows, `'auto'` columns, rows or both.
         leaves: The shapes of the params' leaves, which are stored in the `Sparsity`.
     """
-    coloring = _colouring(rows, cols, shape, mode)
+    coloring = _coloring(rows, cols, shape, mode)
     sparsity_of(coloring)[0].leaves = leaves
     return coloring
 
 
-def sparsity_of(coloring: Colouring) -> tuple[Sparsity, bool]:
+def sparsity_of(coloring: Coloring) -> tuple[Sparsity, bool]:
     """Return the pattern of a coloring as a `Sparsity`, and whether it is transposed."""
-    return (coloring.whole, False) if isinstance(coloring, Bicolouring) else coloring
+    return (coloring.whole, False) if isinstance(coloring, Bicoloring) else coloring
 
 
-def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str) -> Colouring:
+def _coloring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str) -> Coloring:
     if mode == "reverse":
         return Sparsity(cols, rows, (shape[1], shape[0])), True
     columns = Sparsity(rows, cols, shape)
@@ -48,13 +48,13 @@ def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode:
     if mode == "forward":
         return best
     # A coloring of rows has at least as many colors as a column has entries.
-    if columns.colours > np.bincount(columns.cols).max(initial=0):
+    if columns.colors > np.bincount(columns.cols).max(initial=0):
         by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
-        best = (by_rows, True) if by_rows.colours < columns.colours else best
-    return bicolouring(columns.rows, columns.cols, shape, best[0].colours) or best
+        best = (by_rows, True) if by_rows.colors < columns.colors else best
+    return bicoloring(columns.rows, columns.cols, shape, best[0].colors) or best
 
 
-def best_colouring(flat: VectorFunction, color: Callable[[str], Colouring], mode: str) -> Colouring:
+def best_coloring(flat: VectorFunction, color: Callable[[str], Coloring], mode: str) -> Coloring:
     """Color the Jacobian of a function for the modes of differentiation that it supports."""
     if mode == "auto" and lacks_forward(flat.fn, flat.x):
         mode = "reverse"
@@ -66,7 +66,7 @@ def best_colouring(flat: VectorFunction, color: Callable[[str], Colouring], mode
 
 
 def compressed_jacobian(
-    flat: VectorFunction, color: Callable[[str], Colouring], mode: str
+    flat: VectorFunction, color: Callable[[str], Coloring], mode: str
 ) -> SparseJacobian:
     """Compute a sparse Jacobian with one derivative pass per color.
 
@@ -78,8 +78,8 @@ def compressed_jacobian(
     Returns:
         The Jacobian.
     """
-    coloring = best_colouring(flat, color, mode)
-    if isinstance(coloring, Bicolouring):
+    coloring = best_coloring(flat, color, mode)
+    if isinstance(coloring, Bicoloring):
         push = jax.linearize(flat.fn, flat.x)[1]
         pull = jax.linear_transpose(push, flat.x)
         sums = (
@@ -100,8 +100,8 @@ def product_sums(gradient: VectorFunction, sparsity: SymmetricSparsity) -> jax.A
     return _sums(jax.linearize(gradient.fn, gradient.x)[1], sparsity, gradient.x)
 
 
-def _needs_reverse(coloring: Colouring) -> bool:
-    return isinstance(coloring, Bicolouring) or coloring[1]
+def _needs_reverse(coloring: Coloring) -> bool:
+    return isinstance(coloring, Bicoloring) or coloring[1]
 
 
 def _lacks_reverse(flat: VectorFunction) -> bool:
@@ -137,14 +137,14 @@ def _sums(
         return product(pvary_like(v, like))
 
     chunk = max(1, _AT_ONCE // max(1, *sparsity.shape))
-    if fits_at_once(sparsity.colours, chunk):
+    if fits_at_once(sparsity.colors, chunk):
         return jax.vmap(varying_product, out_axes=1)(jnp.asarray(sparsity.seeds(like.dtype)))
     # Chunks of equal size compile once. Seeds past the last color are zero.
-    passes = -(-sparsity.colours // chunk)
-    chunk, colour = -(-sparsity.colours // passes), jnp.asarray(sparsity.colour)
+    passes = -(-sparsity.colors // chunk)
+    chunk, color = -(-sparsity.colors // passes), jnp.asarray(sparsity.color)
 
     def seed(k: jax.Array) -> jax.Array:
-        return (colour == k).astype(like.dtype)
+        return (color == k).astype(like.dtype)
 
     sums = map_in_chunks(varying_product, seed, passes * chunk, chunk)
-    return sums[: sparsity.colours].T
+    return sums[: sparsity.colors].T

@@ -10,7 +10,7 @@ import numpy as np
 
 from fnopt.errors import count_text
 from fnopt.jacobians._blocks import BlockIndex, Gram, Level, Sizes, gram_indices
-from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._coloring import Sparsity
 from fnopt.jacobians._minimum_degree import SparseOrder, minimum_degree
 from fnopt.jacobians._pairs import (
     ManyPairsError,

@@ -13,12 +13,12 @@ import numpy as np
 
 from fnopt.errors import check_function, count_text
 from fnopt.jacobians._band import band_of
-from fnopt.jacobians._coloured import SparseJacobian
-from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._colored import SparseJacobian
+from fnopt.jacobians._coloring import Sparsity
 from fnopt.jacobians._compressed import (
-    Colouring,
-    best_colouring,
-    colouring,
+    Coloring,
+    best_coloring,
+    coloring,
     compressed_jacobian,
     sparsity_of,
 )
@@ -90,7 +90,7 @@ def sparse_jacobian(
         ...     return x[1:] - x[:-1] ** 2
         >>> J = fnopt.sparse_jacobian(chain)(jnp.arange(1.0, 6.0))
         >>> J
-        SparseJacobian(shape=(4, 5), entries=8, colours=2, by=columns)
+        SparseJacobian(shape=(4, 5), entries=8, colors=2, by=columns)
         >>> J.matrix()[:2]
         Array([[-2.,  1.,  0.,  0.,  0.],
                [ 0., -4.,  1.,  0.,  0.]], dtype=float32)
@@ -105,7 +105,7 @@ def sparse_jacobian(
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
     entries = None if pattern is None else pattern_entries(pattern, _NAME)
     pattern_fn = _traced_pattern if entries is None else _user_pattern(entries)
-    return _jacobian_function(fn, _colouring_fn(pattern_fn), mode)
+    return _jacobian_function(fn, _coloring_fn(pattern_fn), mode)
 
 
 class SparseJacobianFunction(Protocol):
@@ -123,12 +123,12 @@ class SparseJacobianFunction(Protocol):
 
 Inner = Callable[[Any], Any]
 PatternFunction = Callable[[VectorFunction, Inner | None], tuple[np.ndarray, np.ndarray]]
-ColouringFunction = Callable[[VectorFunction, Inner | None, str], Colouring]
+ColoringFunction = Callable[[VectorFunction, Inner | None, str], Coloring]
 
 
 def _jacobian_function(
     fn: Callable[..., Any],
-    colouring_fn: ColouringFunction,
+    coloring_fn: ColoringFunction,
     mode: str,
     inner: Inner | None = None,
 ) -> SparseJacobianFunction:
@@ -137,20 +137,20 @@ def _jacobian_function(
             return fn(p if inner is None else inner(p), *args, **kwargs)
 
         flat = vector_function(function, params, _NAME)
-        return flat, lambda mode: colouring_fn(flat, inner, mode)
+        return flat, lambda mode: coloring_fn(flat, inner, mode)
 
     def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
         return compressed_jacobian(*flatten(params, args, kwargs), mode)
 
     def composed(inner: Inner) -> SparseJacobianFunction:
-        return _jacobian_function(fn, colouring_fn, mode, inner)
+        return _jacobian_function(fn, coloring_fn, mode, inner)
 
     def plan(params: Any, *args: Any, **kwargs: Any) -> Elimination:
         if inner is None and any(map(is_on, jax.tree.leaves(params, is_leaf=is_on))):
             # `least_squares` fits points on manifolds by tangent coordinates.
             in_coordinates = composed(functools.partial(along_tangents, params))
             return in_coordinates.plan(in_tangents(params), *args, **kwargs)
-        sparsity, by_rows = sparsity_of(best_colouring(*flatten(params, args, kwargs), mode))
+        sparsity, by_rows = sparsity_of(best_coloring(*flatten(params, args, kwargs), mode))
         planned = elimination(sparsity, by_rows)
         return dataclasses.replace(planned, instead=_other_solver(sparsity, by_rows))
 
@@ -178,23 +178,23 @@ def _leaf_shapes(flat: VectorFunction) -> Shapes:
 
 
 @functools.lru_cache(maxsize=8)
-def _cached_colouring(
+def _cached_coloring(
     m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes
-) -> Colouring:
+) -> Coloring:
     """Color a pattern, with one object for equal patterns, which reuses compiled programs."""
     # The cache needs hashable keys, so the pattern is passed as bytes.
     entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
-    return colouring(*entries, (m, n), mode, leaves)
+    return coloring(*entries, (m, n), mode, leaves)
 
 
-def _colouring_fn(pattern_fn: PatternFunction) -> ColouringFunction:
+def _coloring_fn(pattern_fn: PatternFunction) -> ColoringFunction:
     """Make the function that finds the pattern in every trace, and colors new patterns."""
 
-    def colouring_fn(flat: VectorFunction, inner: Inner | None, mode: str) -> Colouring:
+    def coloring_fn(flat: VectorFunction, inner: Inner | None, mode: str) -> Coloring:
         rows, cols = (part.astype(np.int32).tobytes() for part in pattern_fn(flat, inner))
-        return _cached_colouring(flat.m, flat.x.size, rows, cols, mode, _leaf_shapes(flat))
+        return _cached_coloring(flat.m, flat.x.size, rows, cols, mode, _leaf_shapes(flat))
 
-    return colouring_fn
+    return coloring_fn
 
 
 def _traced_pattern(flat: VectorFunction, inner: Inner | None) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.errors import check_function, type_text
-from fnopt.jacobians._coloured import FromEntries
-from fnopt.jacobians._colouring import SymmetricSparsity
+from fnopt.jacobians._colored import FromEntries
+from fnopt.jacobians._coloring import SymmetricSparsity
 from fnopt.jacobians._compressed import product_sums
 from fnopt.jacobians._flat import VectorFunction, vector_function
 from fnopt.jacobians._sparse import check_pattern, pattern_entries
@@ -48,7 +48,7 @@ class SparseHessian(FromEntries):
     @property
     def products(self) -> int:
         """Number of Hessian-vector products, one for each color."""
-        return self.sparsity.colours
+        return self.sparsity.colors
 
     @property
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:

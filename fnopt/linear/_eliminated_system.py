@@ -106,8 +106,7 @@ class BlockLayout:
         L = jax.vmap(cholesky, (0, None))(G[s, s][: level.groups], lam)
         inverse = jax.vmap(_lower_inverse)(L)
         Z = {
-            t: _times_transposed(G[t, s][at], inverse[owner])
-            for t, at, owner, _ in self._neighbours
+            t: _times_transposed(G[t, s][at], inverse[owner]) for t, at, owner, _ in self._neighbors
         }
         for (t, u), (a, b, target) in level.products.items():
             G[t, u] = _add_products(G[t, u], -Z[t], Z[u], a, b, target)
@@ -119,7 +118,7 @@ class BlockLayout:
         if level is None:
             return forward(factor.last, b)
         y = jnp.sum(factor.inverse * b[: level.stop].reshape(-1, 1, level.size), 2)
-        for t, _, owner, at in self._neighbours:
+        for t, _, owner, at in self._neighbors:
             b = b.at[at].add(-jnp.sum(factor.Z[t] * y[owner][:, None], 2))
         return jnp.concatenate([y.ravel(), forward(factor.last, b[level.stop :])])
 
@@ -130,14 +129,14 @@ class BlockLayout:
             return backward(factor.last, y)
         x = y.at[level.stop :].set(backward(factor.last, y[level.stop :]))
         here = x[: level.stop].reshape(-1, level.size)
-        for t, _, owner, at in self._neighbours:
+        for t, _, owner, at in self._neighbors:
             here = here.at[owner].add(
                 -jnp.sum(factor.Z[t] * x[at][..., None], 1), indices_are_sorted=True
             )
         return x.at[: level.stop].set(jnp.sum(factor.inverse * here[..., None], 1).ravel())
 
     @functools.cached_property
-    def _neighbours(self) -> list[tuple[int, slice, np.ndarray, np.ndarray]]:
+    def _neighbors(self) -> list[tuple[int, slice, np.ndarray, np.ndarray]]:
         """List by size: the blocks of neighbors, their groups, and their unknowns."""
         level, found = self.plan.level, []
         assert level is not None, "without a level, no group has neighbors"

@@ -8,7 +8,7 @@ from fnopt.residuals._bounds import box_of as box_of
 from fnopt.residuals._bounds import check_bounds as check_bounds
 from fnopt.residuals._bounds import free_box as free_box
 from fnopt.residuals._charts import charted as charted
-from fnopt.residuals._curved import Parametrisation as Parametrisation
+from fnopt.residuals._curved import Parametrization as Parametrization
 from fnopt.residuals._curved import curved as curved
 from fnopt.residuals._derivative import Derivative as Derivative
 from fnopt.residuals._derivative import mixed_rows as mixed_rows
@@ -33,15 +33,15 @@ from fnopt.residuals._implicit import perturb_zero_columns as perturb_zero_colum
 from fnopt.residuals._implicit import projected_tangent as projected_tangent
 from fnopt.residuals._implicit import pushed as pushed
 from fnopt.residuals._implicit import root_tangent as root_tangent
-from fnopt.residuals._linearise import curvature_along as curvature_along
-from fnopt.residuals._linearise import hessian_product as hessian_product
-from fnopt.residuals._linearise import linearise as linearise
-from fnopt.residuals._linearise import linearise_gram as linearise_gram
-from fnopt.residuals._linearise import linearise_lanes as linearise_lanes
-from fnopt.residuals._linearise import linearise_products as linearise_products
-from fnopt.residuals._linearise import linearise_pull as linearise_pull
-from fnopt.residuals._linearise import probed_columns as probed_columns
-from fnopt.residuals._linearise import value_and_slope as value_and_slope
+from fnopt.residuals._linearize import curvature_along as curvature_along
+from fnopt.residuals._linearize import hessian_product as hessian_product
+from fnopt.residuals._linearize import linearize as linearize
+from fnopt.residuals._linearize import linearize_gram as linearize_gram
+from fnopt.residuals._linearize import linearize_lanes as linearize_lanes
+from fnopt.residuals._linearize import linearize_products as linearize_products
+from fnopt.residuals._linearize import linearize_pull as linearize_pull
+from fnopt.residuals._linearize import probed_columns as probed_columns
+from fnopt.residuals._linearize import value_and_slope as value_and_slope
 from fnopt.residuals._parameters import Constraint, fixed, interval, positive, tied
 from fnopt.residuals._parameters import parametrize as parametrize
 from fnopt.residuals._prefix import broadcast_prefix as broadcast_prefix

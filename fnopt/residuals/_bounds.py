@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from fnopt.errors import leaf_text, leaves_with_names, where
 from fnopt.manifolds import Manifold
-from fnopt.residuals._curved import Parametrisation, curved, manifolds_of
+from fnopt.residuals._curved import Parametrization, curved, manifolds_of
 from fnopt.residuals._parameters import fixed, tied
 from fnopt.residuals._prefix import as_leaf, broadcast_prefix, check_real_numbers, first_bad
 
@@ -123,7 +123,7 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
     return boxes
 
 
-def free_box(bounds: Any, params: Any, parametrisation: Parametrisation, dtype: Any) -> Box | None:
+def free_box(bounds: Any, params: Any, parametrization: Parametrization, dtype: Any) -> Box | None:
     """Concatenate the bounds of all free variables to one box.
 
     The result is None if `bounds` is None.
@@ -131,7 +131,7 @@ def free_box(bounds: Any, params: Any, parametrisation: Parametrisation, dtype: 
     Args:
         bounds: As for :func:`box_of`.
         params: The params.
-        parametrisation: The params as a function of the free variables.
+        parametrization: The params as a function of the free variables.
         dtype: The dtype of the bounds.
 
     Raises:
@@ -142,7 +142,7 @@ def free_box(bounds: Any, params: Any, parametrisation: Parametrisation, dtype: 
     if boxes is None:
         return None
     pairs, _ = leaves_with_names(params)
-    kinds = parametrisation.kinds or (None,) * len(boxes)
+    kinds = parametrization.kinds or (None,) * len(boxes)
     for box, kind, (path, leaf) in zip(boxes, kinds, pairs, strict=True):
         if jnp.iscomplexobj(leaf):
             raise TypeError(

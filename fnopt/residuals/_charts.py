@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from fnopt.manifolds import in_tangents, map_points
 from fnopt.numerics import compute_dtype
-from fnopt.residuals._curved import Charts, Parametrisation, curved
+from fnopt.residuals._curved import Charts, Parametrization, curved
 from fnopt.residuals._parameters import fixed, parametrize, tied
 
 
-def charted(params: Any, constraints: Any = None) -> Parametrisation:
+def charted(params: Any, constraints: Any = None) -> Parametrization:
     """Separate the free variables, with the base points of manifolds as extra variables.
 
     Args:
@@ -28,22 +28,22 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
         >>> import jax.numpy as jnp
         >>> from fnopt.manifolds import SO2, on
         >>> from fnopt.residuals import charted
-        >>> parametrisation = charted(on(SO2, jnp.eye(2)))
-        >>> coordinates, base = parametrisation.free
-        >>> rotated = parametrisation.assemble((coordinates + jnp.pi / 6, base))
+        >>> parametrization = charted(on(SO2, jnp.eye(2)))
+        >>> coordinates, base = parametrization.free
+        >>> rotated = parametrization.assemble((coordinates + jnp.pi / 6, base))
         >>> print(coordinates, rotated.value[1, 0].round(4))
         [1.] 0.5
     """
-    parametrisation = parametrize(params, constraints)
-    kinds = parametrisation.kinds
+    parametrization = parametrize(params, constraints)
+    kinds = parametrization.kinds
     on_manifold = [isinstance(kind, curved) for kind in kinds]
     if not any(on_manifold):
-        return parametrisation
+        return parametrization
     leaves, treedef = jax.tree.flatten(params)
     fitted_kinds = [kind for kind in kinds if not isinstance(kind, (fixed, tied))]
     size = len(fitted_kinds)
 
-    def parametrize_at(bases: Any) -> Parametrisation:
+    def parametrize_at(bases: Any) -> Parametrization:
         points = iter(bases)
         new = [next(points) if on else x for on, x in zip(on_manifold, leaves, strict=True)]
         return parametrize(treedef.unflatten(new), constraints)
@@ -75,4 +75,4 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
     bases = tuple(jnp.asarray(x, compute_dtype(jnp.result_type(x))) for x in points_of(params))
     variables = parametrize_at(bases).free
     charts = Charts(sum(map(jnp.size, variables)), size, rebase, tangent)
-    return Parametrisation((*variables, *bases), assemble, kinds, charts)
+    return Parametrization((*variables, *bases), assemble, kinds, charts)

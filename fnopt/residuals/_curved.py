@@ -45,7 +45,7 @@ class Charts(NamedTuple):
     tangent: Callable[[Any], Any]  # free tree -> params, with coordinates in place of points
 
 
-class Parametrisation(NamedTuple):
+class Parametrization(NamedTuple):
     """Params as a function of the free variables."""
 
     free: Any  # initial values of the free tree: fitted variables, then base points on manifolds

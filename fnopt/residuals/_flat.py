@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.errors import check_inexact, leaves_with_names, type_text, where
 from fnopt.jacobians import check_real, checked_outputs, ravel, real_vector
 from fnopt.residuals._derivative import Derivative
-from fnopt.residuals._parameters import Parametrisation
+from fnopt.residuals._parameters import Parametrization
 from fnopt.sharding import pvary_over_rows, row_shards, rows_sharded_over
 
 
@@ -86,14 +86,14 @@ def flat_residual(
     )
 
 
-def param_shapes(parametrisation: Parametrisation) -> Any:
+def param_shapes(parametrization: Parametrization) -> Any:
     """Shapes and dtypes of the params that a residual function receives."""
-    free = parametrisation.free
+    free = parametrization.free
     check_inexact(free, "params", fitted=True)
     _check_fitted(free)
-    if parametrisation.kinds:
+    if parametrization.kinds:
         x, unravel = ravel(free, "params")
-        return jax.eval_shape(lambda x: parametrisation.assemble(unravel(x)), x)
+        return jax.eval_shape(lambda x: parametrization.assemble(unravel(x)), x)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), free
     )

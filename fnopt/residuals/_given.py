@@ -20,7 +20,7 @@ from fnopt.jacobians import (
 )
 from fnopt.linear import gram as linear_gram
 from fnopt.numerics import compute_dtype, is_array_like, is_inexact, matmul
-from fnopt.residuals._curved import Parametrisation
+from fnopt.residuals._curved import Parametrization
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, masked_product
 from fnopt.residuals._flat import joined_function
 from fnopt.residuals._start import is_number_list
@@ -129,20 +129,20 @@ class FreeJacobian(NamedTuple):
     fn: Callable[..., SparseJacobian]  # a function of the free tree and further arguments
 
 
-def free_jacobian(jac: SparseJacobianFunction, parametrisation: Parametrisation) -> FreeJacobian:
+def free_jacobian(jac: SparseJacobianFunction, parametrization: Parametrization) -> FreeJacobian:
     """Compose a sparse Jacobian with the map from the free variables to the params.
 
     Args:
         jac: The result of :func:`fnopt.sparse_jacobian`.
-        parametrisation: The params as a function of the free variables.
+        parametrization: The params as a function of the free variables.
     """
-    charts = parametrisation.charts
-    num_fitted = len(parametrisation.free) if charts is None else charts.leaves
+    charts = parametrization.charts
+    num_fitted = len(parametrization.free) if charts is None else charts.leaves
 
     def jacobian_fn(free: Any, *args: Any) -> SparseJacobian:
         # The base points of manifolds, which follow the fitted leaves, are constants.
         fitted, bases = free[:num_fitted], free[num_fitted:]
-        composed = jac.composed(lambda fitted: parametrisation.assemble((*fitted, *bases)))
+        composed = jac.composed(lambda fitted: parametrization.assemble((*fitted, *bases)))
         return composed(fitted, *args)
 
     return FreeJacobian(jacobian_fn)

@@ -204,7 +204,7 @@ def newton_steps(
     """
 
     def newton_step(x: jax.Array) -> jax.Array:
-        value, J = _linearised(fn, x)
+        value, J = _linearized(fn, x)
         return -_square_solve(J, value)
 
     def advance(_: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -221,13 +221,13 @@ def perturb_zero_columns(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> 
 
     A Newton step can't change such a param, for example `x` at 0 in `x^2 - 4 = 0`.
     """
-    value, J = _linearised(fn, x)
+    value, J = _linearized(fn, x)
     is_stationary = jnp.all(J == 0, axis=0) & jnp.any(value != 0)
     size = jnp.where(x != 0, jnp.abs(x), nonzero(jnp.max(jnp.abs(x), initial=0)))
     return jnp.where(reshard_like(is_stationary, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
 
 
-def _linearised(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _linearized(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Evaluate the equations and their Jacobian with respect to replicated params."""
     return value_and_jacobian(lambda y: fn(reshard_like(y, x)), replicate(x), x.size, "forward")
 

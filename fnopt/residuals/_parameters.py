@@ -21,7 +21,7 @@ from fnopt.errors import (
 )
 from fnopt.jacobians import ravel
 from fnopt.programs import jaxprs
-from fnopt.residuals._curved import Parametrisation, curved, manifolds_of, on_its_manifold
+from fnopt.residuals._curved import Parametrization, curved, manifolds_of, on_its_manifold
 from fnopt.residuals._prefix import first_bad
 
 
@@ -36,8 +36,8 @@ class fixed(Constraint):
 
     Example:
         >>> from fnopt.residuals import fixed, parametrize
-        >>> parametrisation = parametrize({"a": 1.0, "b": 2.0}, {"b": fixed()})
-        >>> parametrisation.assemble((5.0,))
+        >>> parametrization = parametrize({"a": 1.0, "b": 2.0}, {"b": fixed()})
+        >>> parametrization.assemble((5.0,))
         {'a': 5.0, 'b': Array(2., dtype=float32)}
     """
 
@@ -51,8 +51,8 @@ class tied(Constraint):
 
     Example:
         >>> from fnopt.residuals import parametrize, tied
-        >>> parametrisation = parametrize({"a": 1.0, "b": 0.0}, {"b": tied(lambda p: 3 * p["a"])})
-        >>> parametrisation.assemble((5.0,))
+        >>> parametrization = parametrize({"a": 1.0, "b": 0.0}, {"b": tied(lambda p: 3 * p["a"])})
+        >>> parametrization.assemble((5.0,))
         {'a': 5.0, 'b': Array(15., dtype=float32)}
     """
 
@@ -133,7 +133,7 @@ class interval(Constraint):
         return (value > self.lower) & (value < self.upper)
 
 
-def parametrize(params: Any, constraints: Any = None) -> Parametrisation:
+def parametrize(params: Any, constraints: Any = None) -> Parametrization:
     """Separate the free variables from fixed and tied params.
 
     Args:
@@ -154,13 +154,13 @@ def parametrize(params: Any, constraints: Any = None) -> Parametrisation:
 
     Example:
         >>> from fnopt.residuals import fixed, parametrize
-        >>> parametrisation = parametrize({"a": 1.0, "b": 2.0}, {"b": fixed()})
-        >>> parametrisation.free, parametrisation.assemble((5.0,))
+        >>> parametrization = parametrize({"a": 1.0, "b": 2.0}, {"b": fixed()})
+        >>> parametrization.free, parametrization.assemble((5.0,))
         ((1.0,), {'a': 5.0, 'b': Array(2., dtype=float32)})
     """
     manifolds = manifolds_of(params)
     if constraints is None and not any(manifolds):
-        return Parametrisation(params, lambda free: free, ())
+        return Parametrization(params, lambda free: free, ())
     pairs, treedef = leaves_with_names(params)
     given = leaf_constraints(constraints, [path for path, _ in pairs])
     kinds = tuple(
@@ -190,7 +190,7 @@ def parametrize(params: Any, constraints: Any = None) -> Parametrisation:
             leaves[i] = _tied_value(kinds[i], jax.tree.unflatten(treedef, leaves), *pairs[i])
         return jax.tree.unflatten(treedef, leaves)
 
-    return Parametrisation(free, assemble, kinds)
+    return Parametrization(free, assemble, kinds)
 
 
 def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: Any) -> list[int]:

@@ -33,7 +33,7 @@ from fnopt.programs import (
     trace_function,
 )
 from fnopt.residuals import (
-    Parametrisation,
+    Parametrization,
     floating_start,
     newton_steps,
     parametrize,
@@ -181,11 +181,11 @@ def _traced_root(
     wide = pvary_for(fun, _widened(params), *args)
     dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
     # Points on manifolds are represented by tangent coordinates at the initial guess.
-    parametrisation = parametrize(wide)
-    vector = real_vector(parametrisation.free, dtype)
+    parametrization = parametrize(wide)
+    vector = real_vector(parametrization.free, dtype)
 
     def equations(x: jax.Array) -> Any:
-        out = fun(parametrisation.assemble(vector.unflatten(x)), *args)
+        out = fun(parametrization.assemble(vector.unflatten(x)), *args)
         return split_pair(out, caller)[0] if has_aux else out
 
     shapes = jax.eval_shape(copy_function(equations), jax.ShapeDtypeStruct((vector.size,), dtype))
@@ -196,24 +196,24 @@ def _traced_root(
             f"{caller}: fun returned {count_text(out.size, 'number')}, expected {vector.size}, "
             "the number of params. For more or fewer equations use fnopt.least_squares."
         )
-    start = vector.flatten(parametrisation.free)
+    start = vector.flatten(parametrization.free)
 
     def residual(x: jax.Array) -> jax.Array:
         return out.flatten(equations(x))
 
-    J = None if jac is None else _sparse_jacobian_at(jac, parametrisation, vector, args, caller)
+    J = None if jac is None else _sparse_jacobian_at(jac, parametrization, vector, args, caller)
     x, residuals, counts = _differentiable_root(residual, start, solver, tol, max_steps, J)
-    solution = parametrisation.assemble(vector.unflatten(x))
+    solution = parametrization.assemble(vector.unflatten(x))
     aux = split_pair(fun(solution, *args), caller)[1] if has_aux else None
     params_out = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), solution, params)
     return Root(params_out, out.unflatten(residuals), *counts, aux=aux)
 
 
 def _sparse_jacobian_at(
-    jac: Any, parametrisation: Parametrisation, vector: Any, args: tuple[Any, ...], caller: str
+    jac: Any, parametrization: Parametrization, vector: Any, args: tuple[Any, ...], caller: str
 ) -> Callable[[jax.Array], SparseJacobian]:
     """Return the user's sparse Jacobian as a function of the vector of params."""
-    if parametrisation.kinds:
+    if parametrization.kinds:
         raise ValueError(
             f"{caller}: got jac with params on manifolds, expected no jac. Leave jac out."
         )

@@ -13,7 +13,7 @@ from jax import lax
 from fnopt.jacobians import SparseJacobian, lacks_forward
 from fnopt.numerics import matmul
 from fnopt.programs import convert_closure
-from fnopt.residuals import linearise, minimum_tangent, pushed
+from fnopt.residuals import linearize, minimum_tangent, pushed
 from fnopt.sharding import (
     psum,
     psum_rows,
@@ -197,7 +197,7 @@ def _values_at(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -
         return problem.cost_at(x), r, None
     # The user's Jacobian isn't used, because J has to be a derivative of the residual function.
     # Therefore arrays that only the user's Jacobian captures have zero derivatives.
-    _, J = linearise(problem.flat._replace(derivative=None), x, mode)
+    _, J = linearize(problem.flat._replace(derivative=None), x, mode)
     return problem.cost_at(x), r, J if problem.losses is None else problem.losses.weight_rows(J, r)
 
 
@@ -228,5 +228,5 @@ def _triangle_tangent(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.A
 
 
 def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:
-    r, J = linearise(problem.model, x, mode)
+    r, J = linearize(problem.model, x, mode)
     return matmul(r, J)

@@ -47,7 +47,7 @@ over_lanes = functools.partial(jax.vmap, in_axes=-1, out_axes=-1)
 class LaneProblems(NamedTuple):
     """The functions of many problems."""
 
-    linearise: Callable[[tuple[jax.Array, ...], Any], tuple[list[jax.Array], jax.Array]]
+    linearize: Callable[[tuple[jax.Array, ...], Any], tuple[list[jax.Array], jax.Array]]
     """Map params and data to the columns of the Jacobians and the residuals, each `[m, lanes]`."""
     losses: Callable[[Any], RobustCost | None]
     """Map the data to the robust cost of the residuals."""
@@ -85,7 +85,7 @@ def _weighted_rows(
     problems: LaneProblems, x: jax.Array, data: Any, **floor: float
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     """Return columns and residuals weighted by a loss, and the residuals before weighting."""
-    columns, r = problems.linearise(tuple(x), data)
+    columns, r = problems.linearize(tuple(x), data)
     losses = problems.losses(data)
     if losses is None:
         return columns, r, r

@@ -61,7 +61,7 @@ def search(
 ) -> Solution:
     """Run at most three loops until the optimality tests pass; return the solution as vectors."""
     problem, x, full = setting.problem, setting.x, options.certify == "full"
-    tolerances = solver.tolerances(setting.parametrisation.free, x.dtype)
+    tolerances = solver.tolerances(setting.parametrization.free, x.dtype)
 
     def again(last: _Round) -> _Round:
         residual_scale, radius = last.certified.residual_scale, last.certified.radius

@@ -109,7 +109,7 @@ def test_tables_have_a_row_for_each_method(record):
     assert "a task" in printed(record)
 
 
-def test_every_method_has_a_colour():
+def test_every_method_has_a_color():
     assert set(COLORS) == set(METHODS)
 
 

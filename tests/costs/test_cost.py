@@ -121,7 +121,7 @@ def test_elements_are_counted(fn, other, transcendentals):
         (lambda a: jnp.linalg.solve(a, a[:, 0]), 2 * 300**3 / 3),
     ],
 )
-def test_factorisations_have_their_textbook_counts(fn, flops):
+def test_factorizations_have_their_textbook_counts(fn, flops):
     c = cost(fn)(f32(300, 300))
     assert c.elementwise_flops == pytest.approx(flops, rel=0.03)
     assert c.exact

@@ -30,7 +30,7 @@ def test_batch_statistics():
         check_examples_independent(normed)(W, X)
 
 
-def test_a_single_neighbour_is_enough():
+def test_a_single_neighbor_is_enough():
     def shifted(w, x):
         return alone(w, x) + 1e-4 * alone(w, jnp.roll(x, 1, axis=0))
 

@@ -53,7 +53,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_it_is_the_dense_one(name):
-    fn, params, pattern, mode, (colours, by_rows) = CASES[name]
+    fn, params, pattern, mode, (colors, by_rows) = CASES[name]
     dense = fnopt.jacobian(fn, form="matrix")
     v, w = jnp.cos(jnp.arange(9.0)), jnp.sin(jnp.arange(9.0))
 
@@ -71,7 +71,7 @@ def test_it_is_the_dense_one(name):
         )
 
     J, *pairs = both(params)
-    assert (J.colours, J.by_rows) == (colours, by_rows)
+    assert (J.colors, J.by_rows) == (colors, by_rows)
     for got, want in pairs:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
@@ -126,13 +126,13 @@ def forwards_only(x):
 
 
 def test_the_default_takes_a_mode_that_the_function_has():
-    for fn, colours, by_rows in (
+    for fn, colors, by_rows in (
         (lambda x: spear(backwards_only(x)), 9, True),
         (lambda x: chain(backwards_only(x)), 3, True),
         (forwards_only, 9, False),
     ):
         J = sparse_jacobian(fn)(X + 1)
-        assert (J.colours, J.by_rows) == (colours, by_rows)
+        assert (J.colors, J.by_rows) == (colors, by_rows)
         plain = jax.jacrev(fn) if by_rows else jax.jacfwd(fn)
         np.testing.assert_allclose(J.matrix(), plain(X + 1), rtol=1e-5)
 
@@ -153,7 +153,7 @@ def test_a_fit_by_sums_of_rows_and_columns():
     np.testing.assert_allclose(solution.residuals, 0, atol=1e-5)
 
 
-def test_many_colours_are_pushed_in_chunks():
+def test_many_colors_are_pushed_in_chunks():
     n = 300
     jac = jax.jit(sparse_jacobian(lambda x: x * x.sum(), np.ones((n, n), bool)))
     x = jnp.linspace(0.0, 1.0, n)

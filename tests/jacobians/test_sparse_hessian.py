@@ -105,7 +105,7 @@ def test_it_is_the_dense_one(name):
     assert products is None or H.products == products
     # No more than for a matrix that isn't known to be symmetric.
     at = H.sparsity
-    assert H.products <= max(Sparsity(at.rows, at.cols, at.shape).colours, 1)
+    assert H.products <= max(Sparsity(at.rows, at.cols, at.shape).colors, 1)
     np.testing.assert_array_equal(H.to_scipy().toarray(), matrix)
 
 
@@ -120,9 +120,9 @@ def test_every_entry_of_a_random_matrix_is_found():
         at = SymmetricSparsity(rows, cols, n)
         sums = A @ at.seeds(int).T
         np.testing.assert_array_equal(sums[at.places], A[at.rows, at.cols])
-        plain = Sparsity(rows, cols, (n, n)).colours
-        fewer += at.colours < plain
-        assert at.colours <= plain
+        plain = Sparsity(rows, cols, (n, n)).colors
+        fewer += at.colors < plain
+        assert at.colors <= plain
     assert fewer > 50
 
 

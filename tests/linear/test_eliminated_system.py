@@ -52,8 +52,8 @@ def jacobian_of(name, by_rows=False):
     sparsity = Sparsity(cols, rows, (n, m)) if by_rows else Sparsity(rows, cols, (m, n))
     sparsity.leaves = leaves
     at = (sparsity.rows, sparsity.cols)
-    sums = np.zeros((sparsity.shape[0], sparsity.colours))
-    sums[at[0], sparsity.colour[at[1]]] = (A.T if by_rows else A)[at]
+    sums = np.zeros((sparsity.shape[0], sparsity.colors))
+    sums[at[0], sparsity.color[at[1]]] = (A.T if by_rows else A)[at]
     return A, SparseJacobian(jnp.asarray(sums), sparsity, by_rows)
 
 
@@ -103,12 +103,12 @@ def test_damped_steps_are_those_of_dense_algebra(name, by_rows, host, x64, monke
     np.testing.assert_allclose(np.sum(y**2), b @ x[0], rtol=1e-9)
 
 
-def test_a_factorisation_on_the_host_that_fails_gives_nan(monkeypatch):
+def test_a_factorization_on_the_host_that_fails_gives_nan(monkeypatch):
     monkeypatch.setattr(planning, "_SPARSE_COST", 1e-9)
     rows, cols, _ = chain()
     sparsity = Sparsity(rows, cols, (int(rows.max()) + 1, 80))
     layout = HostLayout(elimination(sparsity))
-    G = layout.gram(SparseJacobian(jnp.ones((sparsity.shape[0], sparsity.colours)), sparsity))
+    G = layout.gram(SparseJacobian(jnp.ones((sparsity.shape[0], sparsity.colors)), sparsity))
     for lam in (-100.0, np.nan):
         data = layout.columns(G, jnp.float32(lam))
         for root in (False, True):

@@ -234,7 +234,7 @@ def test_no_factor_of_a_gram_matrix_is_read_along_its_columns_in_float64(x64):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_pulled_back_costs_no_factorisation(shape):
+def test_what_is_pulled_back_costs_no_factorization(shape):
     def steps(A, r):
         system = systems(A, r)["gram"]
         step = system.trust_region(jnp.asarray(0.3))

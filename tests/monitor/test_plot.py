@@ -37,7 +37,7 @@ def test_layers_by_depth():
     assert rows(ax) == ["layer_0", "layer_2", "layer_10", "head"]
 
 
-def test_colours_are_logarithms_in_the_order_of_the_rows():
+def test_colors_are_logarithms_in_the_order_of_the_rows():
     ax = plot_gradient_flow(history(), order=["layer_*"])
     drawn = ax.collections[0].get_array()
     np.testing.assert_allclose(drawn[:, 0], [1, 3, 2, 0])

@@ -43,7 +43,7 @@ def test_nearest_is_the_conversion(name):
 
 
 @every_dtype
-def test_random_rounding_takes_a_neighbour_and_has_no_bias(name):
+def test_random_rounding_takes_a_neighbor_and_has_no_bias(name):
     x, (many, _) = numbers(name).astype(np.float64), drawn(name)
     low, high = many.min(0).astype(np.float64), many.max(0).astype(np.float64)
     back = many.astype(jnp.dtype(name)).astype(np.float32)

@@ -176,7 +176,7 @@ def test_what_is_stored():
 
 
 @pytest.mark.parametrize("make", [fnopt.scale_by_soap, fnopt.scale_by_kl_shampoo])
-def test_factorisations_are_inside_the_branch_of_a_refresh(make):
+def test_factorizations_are_inside_the_branch_of_a_refresh(make):
     g = {f"layer_{i}": jnp.ones((4, 3)) for i in range(24)}
     tx = make()
     jaxpr = jax.make_jaxpr(tx.update)(g, jax.eval_shape(tx.init, g)).jaxpr

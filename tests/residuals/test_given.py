@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fnopt.jacobians import per_example_jacobian
-from fnopt.residuals import flat_residual, given_derivative, linearise, linearise_gram
+from fnopt.residuals import flat_residual, given_derivative, linearize, linearize_gram
 
 T = jnp.arange(3.0)
 PARAMS = {"a": jnp.asarray([1.0, 2.0]), "b": jnp.float32(0.5)}
@@ -66,7 +66,7 @@ def test_normal_equations_add_up_over_chunks_of_examples(chunk_size):
     jac = per_example_jacobian(example, chunk_size=chunk_size)
     given = given_derivative(jac, jax.eval_shape(fn, PARAMS, *BATCH), PARAMS, BATCH, x.dtype)
     flat = flat._replace(derivative=given.scaled(lambda x: jnp.cos(jnp.arange(float(flat.m)))))
-    (_, J), (r, G, g, _) = jax.jit(lambda x: (linearise(flat, x), linearise_gram(flat, x)))(x)
+    (_, J), (r, G, g, _) = jax.jit(lambda x: (linearize(flat, x), linearize_gram(flat, x)))(x)
     np.testing.assert_allclose(G, J.T @ J, rtol=1e-5)
     np.testing.assert_allclose(g, r @ J, rtol=1e-4, atol=1e-5)
 
@@ -82,7 +82,7 @@ def test_the_chunks_bound_the_memory():
         x, flat = flat_residual(jax.vmap(example, (None, 0)), jnp.ones(n), (t,))
         jac = per_example_jacobian(example, chunk_size=chunk_size)
         given = given_derivative(jac, t, x, (t,), x.dtype)
-        fn = jax.jit(lambda x: linearise_gram(flat._replace(derivative=given), x))
+        fn = jax.jit(lambda x: linearize_gram(flat._replace(derivative=given), x))
         return fn.lower(x).compile().memory_analysis().temp_size_in_bytes
 
     assert bytes_of(50) < 0.2 * 4 * m * n <= 0.2 * bytes_of(None)

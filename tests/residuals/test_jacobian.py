@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.residuals import curvature_along, flat_residual, given_derivative, linearise
+from fnopt.residuals import curvature_along, flat_residual, given_derivative, linearize
 
 
 def model(x):
@@ -14,10 +14,10 @@ X = np.asarray([0.3, -1.2])
 
 def test_the_jacobian_that_is_given_is_the_one_that_is_used():
     x, flat = flat_residual(model, jnp.asarray(X, jnp.float32))
-    r, J = linearise(flat, x)
+    r, J = linearize(flat, x)
     np.testing.assert_allclose(J, jax.jacfwd(model)(x), rtol=1e-6)
     twice = given_derivative(lambda x: 2 * jax.jacfwd(model)(x), r, x, (), x.dtype)
-    value, doubled = linearise(flat._replace(derivative=twice), x)
+    value, doubled = linearize(flat._replace(derivative=twice), x)
     np.testing.assert_array_equal(value, r)
     np.testing.assert_allclose(doubled, 2 * J, rtol=1e-6)
 

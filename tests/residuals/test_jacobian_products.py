@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.residuals import flat_residual, linearise_gram, linearise_products, probed_columns
+from fnopt.residuals import flat_residual, linearize_gram, linearize_products, probed_columns
 
 
 def r(x):
@@ -18,7 +18,7 @@ J = np.asarray(jax.jacfwd(r)(X))
 @pytest.mark.parametrize("chunk_size", [None, 2, 100])
 def test_chunks_change_nothing(mode, chunk_size):
     _, flat = flat_residual(r, X)
-    value, G, g, unit = linearise_gram(flat, X, mode, chunk_size)
+    value, G, g, unit = linearize_gram(flat, X, mode, chunk_size)
     np.testing.assert_array_equal(unit, 1)
     np.testing.assert_array_equal(value, r(X))
     np.testing.assert_allclose(G, J.T @ J, rtol=1e-5, atol=1e-6)
@@ -34,14 +34,14 @@ def test_chunks_bound_the_memory():
     _, flat = flat_residual(wide, x)
 
     def bytes_of(chunk_size):
-        fn = jax.jit(lambda x: linearise_gram(flat, x, "reverse", chunk_size))
+        fn = jax.jit(lambda x: linearize_gram(flat, x, "reverse", chunk_size))
         return fn.lower(x).compile().memory_analysis().temp_size_in_bytes
 
     assert bytes_of(8) < 0.1 * bytes_of(4000)
 
 
 def test_products():
-    value, push, pull = linearise_products(r, X)
+    value, push, pull = linearize_products(r, X)
     v, w = jnp.asarray([1.0, 2.0, 3.0]), jnp.arange(7.0)
     np.testing.assert_array_equal(value, r(X))
     np.testing.assert_allclose(push(v), J @ v, rtol=1e-6)

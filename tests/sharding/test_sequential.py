@@ -36,7 +36,7 @@ def _computations(text):
     return found
 
 
-def _factorisations_side_by_side(text):
+def _factorizations_side_by_side(text):
     """Pairs of instructions with LAPACK in them of which neither waits for the other."""
     computations = _computations(text)
 
@@ -74,16 +74,16 @@ def _params():
     ],
     ids=lambda tx: type(tx).__name__,
 )
-def test_matrix_methods_factorise_in_turn(tx):
+def test_matrix_methods_factorize_in_turn(tx):
     params = _params()
     compiled = jax.jit(tx.update).lower(params, tx.init(params), params).compile()
-    pairs, count = _factorisations_side_by_side(compiled.as_text())
+    pairs, count = _factorizations_side_by_side(compiled.as_text())
     assert count >= 3
     assert not pairs
 
 
 @pytest.mark.parametrize("eigenbasis", [False, True])
-def test_kfac_factorises_in_turn(eigenbasis):
+def test_kfac_factorizes_in_turn(eigenbasis):
     params, x = _params(), jnp.ones((2, 3))
 
     def model(params, x):
@@ -97,7 +97,7 @@ def test_kfac_factorises_in_turn(eigenbasis):
         return (model.bases if eigenbasis else model.inverses)(factors, jnp.ones(()))
 
     text = jax.jit(refreshed).lower(params, x, jax.random.key(0)).compile().as_text()
-    pairs, count = _factorisations_side_by_side(text)
+    pairs, count = _factorizations_side_by_side(text)
     assert count >= 4
     assert not pairs
 
@@ -107,7 +107,7 @@ def test_the_reader_sees_what_is_side_by_side():
         return jnp.linalg.cholesky(x), jnp.linalg.cholesky(y)
 
     text = jax.jit(two).lower(jnp.eye(2), jnp.eye(3)).compile().as_text()
-    pairs, count = _factorisations_side_by_side(text)
+    pairs, count = _factorizations_side_by_side(text)
     assert count == 2
     assert len(pairs) == 1
 

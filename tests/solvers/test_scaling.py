@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.solvers.linear_model._linearization import factorised_linearization
+from fnopt.solvers.linear_model._linearization import factorized_linearization
 from fnopt.solvers.linear_model._scaling import initial_scale, with_relative_bound
 
 R = np.asarray([3.0, 4.0], np.float32)
 
 
 def scaling(x, J):
-    point = factorised_linearization(jnp.asarray(x), jnp.asarray(R), jnp.asarray(J), graded=False)
+    point = factorized_linearization(jnp.asarray(x), jnp.asarray(R), jnp.asarray(J), graded=False)
     return with_relative_bound(initial_scale(point.columns), point)
 
 

@@ -58,7 +58,7 @@ def coded(code):
 
 
 @CODE
-def test_codes_are_a_neighbour_among_the_magnitudes(code):
+def test_codes_are_a_neighbor_among_the_magnitudes(code):
     x, numbers, back, found = coded(code)
     table = values(code)
     np.testing.assert_allclose(numbers, table[np.isfinite(table)], rtol=3e-7, atol=1e-12)

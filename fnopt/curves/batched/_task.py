@@ -14,7 +14,7 @@ from fnopt.jacobians import forward_from_reverse
 from fnopt.linear import norm
 from fnopt.numerics import matmul
 from fnopt.programs import TracedFunction, is_data
-from fnopt.residuals import Derivative, FlatResidual, RobustCost, linearise_lanes
+from fnopt.residuals import Derivative, FlatResidual, RobustCost, linearize_lanes
 from fnopt.solvers import LaneProblems, LeastSquaresMethod, Problem, disagrees, over_lanes
 
 
@@ -65,28 +65,28 @@ class Task(NamedTuple):
         def residual(x: Params, own: Points) -> jax.Array:
             return self.residual(x, merge_points(shared, own))
 
-        def linearise(x: Params, own: Points) -> tuple[list[jax.Array], jax.Array]:
+        def linearize(x: Params, own: Points) -> tuple[list[jax.Array], jax.Array]:
             units, fixed = own.units, own.fixed
             if fixed is not None:
                 # Columns of zeros remove fixed params from the Jacobian.
-                columns, r = linearise(x, own._replace(fixed=None))
+                columns, r = linearize(x, own._replace(fixed=None))
                 pairs = zip(columns, fixed, strict=True)
                 return [jnp.where(mask, jnp.zeros_like(c), c) for c, mask in pairs], r
             if units is not None:
                 # The columns are scaled after differentiation, with one product per derivative,
                 # which is cheaper than the derivative of scaled residuals.
                 x = tuple(x_i * scale for x_i, scale in zip(x, units.params, strict=True))
-                columns, r = linearise(x, own._replace(units=None))
+                columns, r = linearize(x, own._replace(units=None))
                 scales = [scale * units.residuals for scale in units.params]
                 return [c * s for c, s in zip(columns, scales, strict=True)], r * units.residuals
             if self.jacobian is None:
                 has_forward = self.solver is None
                 r = residual if has_forward else forward_from_reverse(residual)
-                return linearise_lanes(r, x, own)
+                return linearize_lanes(r, x, own)
             columns = over_lanes(lambda x, own: self.columns(x, merge_points(shared, own)))(x, own)
             return list(columns), over_lanes(residual)(x, own)
 
-        return LaneProblems(linearise, self.losses_of)
+        return LaneProblems(linearize, self.losses_of)
 
     def jacobian_of(self, points: Points) -> Callable[[jax.Array], jax.Array] | None:
         """Make the user's Jacobian function of one fit's vector, or return None without one."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fnopt.linear import SingularFactors, System, is_determined
 from fnopt.numerics import matmul
-from fnopt.residuals import FlatResidual, linearise_products
+from fnopt.residuals import FlatResidual, linearize_products
 from fnopt.sharding import psum_rows
 from fnopt.solvers.linear_model._linearization import Linearization
 
@@ -74,18 +74,18 @@ class LinearModel:
         """Return the products with the Jacobian and with its transpose."""
         derivative = self.flat.derivative
         if derivative is None:
-            return linearise_products(self.flat.r, point.x)[1:]
+            return linearize_products(self.flat.r, point.x)[1:]
         J = point.J
         return lambda v: derivative.push(J, v), lambda w: psum_rows(derivative.pull(J, w))
 
-    def linearised_rmv(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
+    def linearized_rmv(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
         """Return the residuals, the data of the Jacobian, and the product with its transpose.
 
         Only a user's Jacobian has data; automatic differentiation computes products from `x`.
         """
         derivative = self.flat.derivative
         if derivative is None:
-            r, _, pull = linearise_products(self.flat.r, x)
+            r, _, pull = linearize_products(self.flat.r, x)
             return r, (), pull
         J = derivative.at(x)
         return self.flat.r(x), J, lambda w: psum_rows(derivative.pull(J, w))

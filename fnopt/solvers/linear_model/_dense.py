@@ -18,12 +18,12 @@ from fnopt.linear import (
     triangle,
 )
 from fnopt.numerics import matmul
-from fnopt.residuals import linearise
+from fnopt.residuals import linearize
 from fnopt.sharding import cond
 from fnopt.solvers.linear_model._base import LinearModel, gram_rank, scaled_rmv
 from fnopt.solvers.linear_model._linearization import (
     Linearization,
-    factorised_linearization,
+    factorized_linearization,
     linearization_at,
 )
 from fnopt.solvers.linear_model._scaling import initial_scale
@@ -34,7 +34,7 @@ class DenseModel(LinearModel):
 
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the linearization at a point, with the Jacobian."""
-        return linearization_at(x, *linearise(self.flat, x, self.mode, self.chunk_size))
+        return linearization_at(x, *linearize(self.flat, x, self.mode, self.chunk_size))
 
     def jacobian(self, point: Linearization) -> Any:
         """Return the Jacobian for the solution."""
@@ -48,8 +48,8 @@ class TriangleModel(DenseModel):
 
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the linearization at a point, with the Jacobian and its triangular factor."""
-        r, J = linearise(self.flat, x, self.mode, self.chunk_size)
-        return factorised_linearization(x, r, J, self.flat.graded)
+        r, J = linearize(self.flat, x, self.mode, self.chunk_size)
+        return factorized_linearization(x, r, J, self.flat.graded)
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TriangleSystem:
         """Return the linear system for steps by the triangular factor."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import TallGramSystem, WideGramSystem, singular_factors
-from fnopt.residuals import linearise, linearise_gram, linearise_products, linearise_pull, pushed
+from fnopt.residuals import linearize, linearize_gram, linearize_products, linearize_pull, pushed
 from fnopt.sharding import cond
 from fnopt.solvers.linear_model._base import (
     LinearModel,
@@ -26,7 +26,7 @@ class TallGramModel(LinearModel):
 
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the linearization at a point, with the Gram matrix."""
-        r, G, g, column_scale = linearise_gram(self.flat, x, self.mode, self.chunk_size)
+        r, G, g, column_scale = linearize_gram(self.flat, x, self.mode, self.chunk_size)
         columns = column_scale * jnp.sqrt(jnp.diagonal(G))
         return Linearization(x, r, NormalMatrix(G, column_scale), half_square(r), g, columns)
 
@@ -44,7 +44,7 @@ class TallGramModel(LinearModel):
         # Only the acceleration uses this product, and the acceleration differentiates the residual
         # function anyway. Zero columns belong to params with an active bound.
         mask = nonzero_columns(point)
-        return lambda w: mask * linearise_products(self.flat.r, point.x)[2](w) / scale
+        return lambda w: mask * linearize_products(self.flat.r, point.x)[2](w) / scale
 
     def rank(self, point: Linearization) -> jax.Array:
         """Count the eigenvalues of the Gram matrix above rounding error, with scaled columns."""
@@ -64,7 +64,7 @@ class TallGramModel(LinearModel):
             return rank, none
 
         def exact() -> tuple[jax.Array, jax.Array]:
-            J = linearise(self.flat, point.x, self.mode)[1] * nonzero_columns(point)
+            J = linearize(self.flat, point.x, self.mode)[1] * nonzero_columns(point)
             J = J / initial_scale(point.columns)
             return singular_null_space(singular_factors(J, jnp.zeros_like(J[:, 0])), self.size)
 
@@ -73,7 +73,7 @@ class TallGramModel(LinearModel):
 
     def jacobian(self, point: Linearization) -> Any:
         """Form the Jacobian for the solution; return None if it may not fit in memory."""
-        return linearise(self.flat, point.x, self.mode)[1] if self._is_formed else None
+        return linearize(self.flat, point.x, self.mode)[1] if self._is_formed else None
 
     @property
     def _is_formed(self) -> bool:
@@ -96,7 +96,7 @@ class RowsModel(LinearModel):
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the linearization at a point, with the Gram matrix."""
         assert self.flat.gram is not None
-        r, pull = linearise_pull(self.flat.r, x)
+        r, pull = linearize_pull(self.flat.r, x)
         K = self.flat.gram(x)
         column = jnp.sqrt(jnp.trace(K) / jnp.asarray(x.size, x.dtype))
         return Linearization(x, r, K, half_square(r), pull(r), jnp.full_like(x, column))
@@ -105,7 +105,7 @@ class RowsModel(LinearModel):
         """Return the products with the Jacobian and its transpose, by automatic differentiation."""
         r, x = self.flat.r, point.x
         # Two functions, because only the product with J needs a forward-mode derivative.
-        return lambda v: pushed(r, (x,), (v,))[1], linearise_pull(r, x)[1]
+        return lambda v: pushed(r, (x,), (v,))[1], linearize_pull(r, x)[1]
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> WideGramSystem:
         """Return the linear system for steps by the Gram matrix of the scaled rows."""

@@ -17,7 +17,7 @@ class KrylovModel(LinearModel):
 
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the linearization at a point, with estimated norms of the Jacobian's columns."""
-        r, J, pull = self.linearised_rmv(x)
+        r, J, pull = self.linearized_rmv(x)
         return Linearization(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> KrylovSystem:

@@ -46,7 +46,7 @@ def linearization_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
     return Linearization(x, r, J, half_square(r), matmul(r, J), norm(J))
 
 
-def factorised_linearization(
+def factorized_linearization(
     x: jax.Array, r: jax.Array, J: jax.Array, graded: bool
 ) -> Linearization:
     """Make a linearization with the triangular factor of a tall Jacobian."""

@@ -146,7 +146,7 @@ class SparseGramModel(LinearModel):
         given = self.flat.derivative
         assert given is not None
         assert given.compressed is not None
-        r, J, pull = self.linearised_rmv(x)
+        r, J, pull = self.linearized_rmv(x)
         G = jax.tree.map(psum_rows, self.layout.gram(given.compressed.of(J)))
         columns = jnp.sqrt(self.layout.diagonal(G))
         return Linearization(x, r, (J, G), half_square(r), pull(r), columns)

@@ -16,7 +16,7 @@ from fnopt.numerics import compute_dtype, real_dtype, wide_dtype
 from fnopt.programs import convert_closure
 from fnopt.residuals import (
     Box,
-    Parametrisation,
+    Parametrization,
     fixed,
     free_box,
     parametrize,
@@ -130,8 +130,8 @@ def flatten_objective(
     """Flatten the params and build the problem of a vector; check the values of concrete arrays."""
     _check_fitted(params, constraints)
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, evaluation_dtype(leaf)), params)
-    parametrisation = parametrize(wide, constraints)
-    free = jax.tree.map(jnp.asarray, parametrisation.free)
+    parametrization = parametrize(wide, constraints)
+    free = jax.tree.map(jnp.asarray, parametrization.free)
     leaves = jax.tree.leaves(free)
     dtype = real_dtype(compute_dtype(*(leaf.dtype for leaf in leaves)))
     vector = real_vector(free, dtype)
@@ -140,11 +140,11 @@ def flatten_objective(
         return replicate(vector.flatten(tree)) if vector.size else jnp.zeros((0,), dtype)
 
     def f(x: jax.Array) -> jax.Array:
-        out = fn(parametrisation.assemble(vector.unflatten(x)), *args)
+        out = fn(parametrization.assemble(vector.unflatten(x)), *args)
         return as_scalar(out, has_aux, dtype)
 
     def user_params(x: jax.Array) -> Any:
-        tree = parametrisation.assemble(vector.unflatten(x))
+        tree = parametrization.assemble(vector.unflatten(x))
         return jax.tree.map(lambda a, p: jnp.asarray(a, jnp.result_type(p)), tree, params)
 
     def project(x: jax.Array) -> jax.Array:
@@ -160,19 +160,19 @@ def flatten_objective(
             )
         return flatten(tree)
 
-    if projection is not None and parametrisation.kinds:
+    if projection is not None and parametrization.kinds:
         raise ValueError(
             f"{where()}got both a projection and constraints, expected one of them. Leave the "
             "constraints out, and let the projection satisfy them."
         )
-    box = free_box(bounds, held_as_zeros(wide), parametrisation, dtype)
+    box = free_box(bounds, held_as_zeros(wide), parametrization, dtype)
     problem = SmoothObjective(f, box, projection and project, vector.unflatten, flatten)
-    at_bound = _bound_sides(box, params, parametrisation)
+    at_bound = _bound_sides(box, params, parametrization)
     return FlatObjective(flatten(free), problem, user_params, lambda p: fn(p, *args), at_bound)
 
 
 def _bound_sides(
-    box: Box | None, params: Any, parametrisation: Parametrisation
+    box: Box | None, params: Any, parametrization: Parametrization
 ) -> Callable[[jax.Array], Any]:
     """Return the function that marks params on a bound, for `FlatObjective.at_bound`.
 
@@ -184,7 +184,7 @@ def _bound_sides(
         if box is None:
             return None
         sides, start, marks = box.side(x), 0, []
-        for leaf, kind in zip(leaves, parametrisation.kinds or (None,) * len(leaves), strict=True):
+        for leaf, kind in zip(leaves, parametrization.kinds or (None,) * len(leaves), strict=True):
             # Fixed and tied leaves aren't part of the vector.
             size = 0 if isinstance(kind, (fixed, tied)) else np.size(leaf)
             zeros = jnp.zeros(np.shape(leaf), jnp.int32)

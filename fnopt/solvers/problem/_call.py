@@ -164,8 +164,8 @@ def traced_functions(
     # A chunked Jacobian has a method `fold`, which a traced function would lack.
     if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
-    parametrisation = charted(params, constraints)
-    shapes = param_shapes(parametrisation)
+    parametrization = charted(params, constraints)
+    shapes = param_shapes(parametrization)
     if isinstance(residual_fn, ExampleResiduals):
         batch, *rest = args
 
@@ -176,9 +176,9 @@ def traced_functions(
         traced = residual_fn.mapped(trace_example, batch)
         return None if None in traced.fns else (traced, None)
     r = trace_function(joined_function(residual_fn), shapes, *args)
-    if parametrisation.kinds and hasattr(jac, "composed"):
-        free = param_shapes(parametrisation._replace(kinds=()))
-        J = trace_function(free_jacobian(jac, parametrisation).fn, free, *args)
+    if parametrization.kinds and hasattr(jac, "composed"):
+        free = param_shapes(parametrization._replace(kinds=()))
+        J = trace_function(free_jacobian(jac, parametrization).fn, free, *args)
         return None if r is None or J is None else (r, FreeJacobian(J))
     J = None if jac is None else trace_function(joined_function(jac, "jac"), shapes, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)

@@ -24,7 +24,7 @@ from fnopt.residuals import (
     ExampleResiduals,
     FlatResidual,
     FreeJacobian,
-    Parametrisation,
+    Parametrization,
     RobustCost,
     Whitening,
     charted,
@@ -164,13 +164,13 @@ class Setting(NamedTuple):
 
     x: jax.Array  # [n], the initial guess
     problem: Problem
-    parametrisation: Parametrisation
+    parametrization: Parametrization
     dof: jax.Array  # int32, number of residuals with nonzero weight minus number of variables
     whiten: Whitening  # divides the residuals by their standard deviations
 
     def params(self, x: jax.Array) -> Any:
         """Convert a vector to the user's params."""
-        return self.parametrisation.assemble(self.problem.flat.unravel(x))
+        return self.parametrization.assemble(self.problem.flat.unravel(x))
 
     def on_chart(self, x: jax.Array) -> Setting:
         """Restrict the problem to the fitted variables; the base points in `x` are constants."""
@@ -179,7 +179,7 @@ class Setting(NamedTuple):
 
     def rebased(self, x: jax.Array) -> jax.Array:
         """Make the current points on manifolds the base points, without changing the params."""
-        charts = self.parametrisation.charts
+        charts = self.parametrization.charts
         assert charts is not None
         return ravel(charts.rebase(self.problem.flat.unravel(x)))[0]
 
@@ -195,11 +195,11 @@ class Setting(NamedTuple):
         Returns:
             The derivative, of shape `[p, n]`; None if it is the identity.
         """
-        if all(kind is None or isinstance(kind, curved) for kind in self.parametrisation.kinds):
+        if all(kind is None or isinstance(kind, curved) for kind in self.parametrization.kinds):
             return None
 
         def raveled_params(x: jax.Array) -> jax.Array:
-            charts = self.parametrisation.charts
+            charts = self.parametrization.charts
             return ravel_with_held(
                 self.params(x) if charts is None else charts.tangent(self.problem.flat.unravel(x))
             )[0]
@@ -224,34 +224,34 @@ def flatten_problem(
 ) -> Setting:
     """Ravel the params and build the problem of a vector; check the values of concrete arrays."""
     fn = joined_function(residual_fn)
-    parametrisation = charted(params, constraints)
+    parametrization = charted(params, constraints)
     # A plain problem doesn't need the shapes, which take one more trace of the function.
     is_plain = loss is None and sigma is None and weights is None and jac is None
-    shapes = None if is_plain else jax.eval_shape(fn, param_shapes(parametrisation), *args)
+    shapes = None if is_plain else jax.eval_shape(fn, param_shapes(parametrization), *args)
     whiten = whitened(shapes, sigma, weights)
 
     def residuals(free: Any) -> Any:
-        return fn(parametrisation.assemble(free), *args)
+        return fn(parametrization.assemble(free), *args)
 
-    x, flat = flat_residual(lambda free: whiten(residuals(free)), parametrisation.free)
+    x, flat = flat_residual(lambda free: whiten(residuals(free)), parametrization.free)
     if jac is not None:
-        if parametrisation.kinds and hasattr(jac, "composed"):
-            jac = free_jacobian(jac, parametrisation)
+        if parametrization.kinds and hasattr(jac, "composed"):
+            jac = free_jacobian(jac, parametrization)
         if isinstance(jac, FreeJacobian):
             derivative = free_derivative(jac, shapes, x, flat.unravel, args)
         else:
             derivative = given_derivative(jac, shapes, params, args, x.dtype)
-            derivative = _wrt_variables(derivative, flat, x, parametrisation)
+            derivative = _wrt_variables(derivative, flat, x, parametrization)
         flat = flat._replace(derivative=derivative)
         if sigma is not None or weights is not None:
             flat = _whiten_derivative(flat, x.dtype, whiten)
     losses = None if loss is None else robust_cost(loss, shapes)
-    box = free_box(bounds, params, parametrisation, x.dtype)
-    fitted = parametrisation.charts and parametrisation.charts.fitted
+    box = free_box(bounds, params, parametrization, x.dtype)
+    fitted = parametrization.charts and parametrization.charts.fitted
     used = flat.rows - psum_rows(whiten.excluded)
     dof = jnp.asarray(used - (flat.n if fitted is None else fitted), jnp.int32)
     if whiten.weights is None:
-        return Setting(x, Problem(flat, losses, box, fitted=fitted), parametrisation, dof, whiten)
+        return Setting(x, Problem(flat, losses, box, fitted=fitted), parametrization, dof, whiten)
 
     def part_weights(w: jax.Array, shape: Any) -> jax.Array:
         # `flatten` splits a complex leaf into real and imaginary parts, with equal weights.
@@ -265,18 +265,18 @@ def flatten_problem(
         is_used = (w > 0) | jnp.isfinite(value)
         return w * jnp.square(jnp.where(is_used, value, jnp.zeros_like(value)))
 
-    return Setting(x, Problem(flat, losses, box, squares, fitted), parametrisation, dof, whiten)
+    return Setting(x, Problem(flat, losses, box, squares, fitted), parametrization, dof, whiten)
 
 
 def _wrt_variables(
-    derivative: Derivative, flat: FlatResidual, x: jax.Array, parametrisation: Parametrisation
+    derivative: Derivative, flat: FlatResidual, x: jax.Array, parametrization: Parametrization
 ) -> Derivative:
     """Convert a derivative with respect to the params to one with respect to the variables."""
-    if not parametrisation.kinds:
+    if not parametrization.kinds:
         return derivative
 
     def raveled_params(x: jax.Array) -> jax.Array:
-        return ravel_with_held(parametrisation.assemble(flat.unravel(x)))[0].astype(x.dtype)
+        return ravel_with_held(parametrization.assemble(flat.unravel(x)))[0].astype(x.dtype)
 
     return derivative.preceded_by(raveled_params, x)
 
@@ -313,7 +313,7 @@ def with_examples(
         solver: The method, which chooses between Jacobian and Gram matrix.
     """
     flat, (batch, *rest) = setting.problem.flat, args
-    examples = fns.of_free(setting.parametrisation.assemble, batch, tuple(rest))
+    examples = fns.of_free(setting.parametrization.assemble, batch, tuple(rest))
     flat = solver.by_example(flat, setting.x, examples)
     if setting.whiten.maps:
         flat = _whiten_derivative(flat, setting.x.dtype, setting.whiten)

@@ -120,7 +120,7 @@ def test_a_tree_of_params_comes_back_as_it_was():
     assert fit.covariance.shape == (5, 3, 3)
 
 
-def bad_neighbours(y, p0):
+def bad_neighbors(y, p0):
     """Fits that fail in every way, between good ones."""
     y, p0 = y.copy(), p0.copy()
     y[1, 3] = np.nan
@@ -137,7 +137,7 @@ def bad_neighbours(y, p0):
 def test_failing_fits_disturb_nobody(chunk):
     f, x, y, p0 = make("gaussian", 20)
     p0[13, 1] = x[3]
-    dirty_y, dirty_p0, bad = bad_neighbours(y, p0)
+    dirty_y, dirty_p0, bad = bad_neighbors(y, p0)
     # In both of them a fit needs units of its own: the program has none else, and rounds otherwise.
     y = np.where(np.arange(20)[:, None] == 15, dirty_y, y)
     clean = curve_fit_batch(f, x, y, p0, chunk=chunk)

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnopt.jacobians import Sparsity
-from fnopt.jacobians._colouring import bicolouring
-from fnopt.jacobians._compressed import colouring
+from fnopt.jacobians._coloring import bicoloring
+from fnopt.jacobians._compressed import coloring
 
 
 def of(pattern):
@@ -13,33 +13,33 @@ def of(pattern):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 9), st.floats(0, 1))
-def test_columns_of_one_colour_share_no_row(seed, m, n, density):
+def test_columns_of_one_color_share_no_row(seed, m, n, density):
     pattern = np.random.default_rng(seed).random((m, n)) < density
     found = of(pattern)
-    for k in range(found.colours):
-        assert pattern[:, found.colour == k].sum(axis=1).max() <= 1
+    for k in range(found.colors):
+        assert pattern[:, found.color == k].sum(axis=1).max() <= 1
     most = int(pattern.sum(axis=1).max())
-    assert max(most, 1) <= found.colours <= n
+    assert max(most, 1) <= found.colors <= n
     # What the sums of each color hold is the matrix.
     A = np.where(pattern, np.arange(m * n).reshape(m, n) + 1, 0)
     sums = A @ found.seeds(int).T
     B = np.zeros_like(A)
-    B[found.rows, found.cols] = sums[found.rows, found.colour[found.cols]]
+    B[found.rows, found.cols] = sums[found.rows, found.color[found.cols]]
     np.testing.assert_array_equal(B, A)
 
 
-def test_a_band_has_as_many_colours_as_its_width_and_a_repeated_entry_counts_once():
+def test_a_band_has_as_many_colors_as_its_width_and_a_repeated_entry_counts_once():
     i = np.arange(10_000)
     found = Sparsity(np.r_[i, i, i[1:], i[:-1]], np.r_[i, i, i[:-1], i[1:]], (10_000, 10_000))
     assert found.rows.size == 29_998
-    assert found.colours == 3
+    assert found.colors == 3
 
 
-def test_an_arrow_needs_few_colours_by_rows_only():
+def test_an_arrow_needs_few_colors_by_rows_only():
     pattern = np.eye(40, dtype=bool)
     pattern[0] = True
-    assert of(pattern).colours == 40
-    assert of(pattern.T).colours == 2
+    assert of(pattern).colors == 40
+    assert of(pattern.T).colors == 2
 
 
 def summed(A, sparsity):
@@ -54,11 +54,11 @@ def test_sums_of_both_hold_all_entries(seed, full_rows, full_columns, flat):
     pattern = rng.random((m, n)) < 0.12
     pattern[rng.choice(m, full_rows, replace=False)] = True
     pattern[:, rng.choice(n, full_columns, replace=False)] = True
-    fewest = min(of(pattern).colours, of(pattern.T).colours)
-    found = colouring(*np.nonzero(pattern), (m, n), "auto")
+    fewest = min(of(pattern).colors, of(pattern.T).colors)
+    found = coloring(*np.nonzero(pattern), (m, n), "auto")
     if not isinstance(found, tuple):
-        assert found.colours < fewest  # never more passes than in one direction
-    both = bicolouring(*np.nonzero(pattern), (m, n), 1_000)  # the best one, worth it or not
+        assert found.colors < fewest  # never more passes than in one direction
+    both = bicoloring(*np.nonzero(pattern), (m, n), 1_000)  # the best one, worth it or not
     if both is None:
         assert np.unique(pattern.sum(1)[pattern.any(1)]).size <= 1  # no row fuller than others
         return
@@ -66,14 +66,14 @@ def test_sums_of_both_hold_all_entries(seed, full_rows, full_columns, flat):
     sums = summed(A, both.columns), summed(A.T, both.rows)
     B = np.zeros_like(A)
     for to, part, values in zip((B, B.T), (both.columns, both.rows), sums, strict=True):
-        to[part.rows, part.cols] = values[part.rows, part.colour[part.cols]]
+        to[part.rows, part.cols] = values[part.rows, part.color[part.cols]]
     np.testing.assert_array_equal(B, A)
     assert both.columns.rows.size + both.rows.rows.size == pattern.sum()
 
 
-def test_an_arrow_both_ways_takes_three_colours_of_both():
+def test_an_arrow_both_ways_takes_three_colors_of_both():
     pattern = np.eye(24, dtype=bool)
     pattern[0] = pattern[:, 0] = True
-    assert of(pattern).colours == of(pattern.T).colours == 24
-    found = colouring(*np.nonzero(pattern), pattern.shape, "auto")
-    assert found.colours == 3
+    assert of(pattern).colors == of(pattern.T).colors == 24
+    found = coloring(*np.nonzero(pattern), pattern.shape, "auto")
+    assert found.colors == 3

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.errors import import_optional, type_text
-from fnopt.jacobians._colouring import Bicolouring, Sparsity
+from fnopt.jacobians._coloring import Bicoloring, Sparsity
 
 
 class FromEntries:
@@ -122,9 +122,9 @@ class SparseJacobian(FromEntries):
         return (n, m) if self.by_rows else (m, n)
 
     @property
-    def colours(self) -> int:
+    def colors(self) -> int:
         """Number of colors, equal to the number of derivative passes."""
-        return self.sparsity.colours
+        return self.sparsity.colors
 
     @property
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
@@ -190,7 +190,7 @@ class SparseJacobian(FromEntries):
         m, n = self.shape
         return (
             f"SparseJacobian(shape=({m}, {n}), entries={self.sparsity.rows.size}, "
-            f"colours={self.colours}, by={self._by})"
+            f"colors={self.colors}, by={self._by})"
         )
 
     @property
@@ -207,7 +207,7 @@ class TwoWayJacobian(SparseJacobian):
         parts: The partition of the entries.
     """
 
-    def __init__(self, sums: tuple[Any, Any], parts: Bicolouring) -> None:
+    def __init__(self, sums: tuple[Any, Any], parts: Bicoloring) -> None:
         super().__init__(sums, parts.whole)
         self.parts = parts
 
@@ -222,9 +222,9 @@ class TwoWayJacobian(SparseJacobian):
         return SparseJacobian(self.sums[1], self.parts.rows, by_rows=True)
 
     @property
-    def colours(self) -> int:
+    def colors(self) -> int:
         """Total number of colors of columns and of rows."""
-        return self.parts.colours
+        return self.parts.colors
 
     @property
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:

@@ -12,25 +12,25 @@ import numpy as np
 from fnopt.jacobians._pairs import distinct
 
 
-class ColumnColours:
+class ColumnColors:
     """Base class of column colorings."""
 
     @functools.cached_property
-    def colour(self) -> np.ndarray:
+    def color(self) -> np.ndarray:
         """Color of every column; -1 for a column without entries."""
         raise NotImplementedError
 
     @functools.cached_property
-    def colours(self) -> int:
+    def colors(self) -> int:
         """The number of colors."""
-        return int(self.colour.max(initial=0)) + 1
+        return int(self.color.max(initial=0)) + 1
 
     def seeds(self, dtype: Any) -> np.ndarray:
         """Seed matrix `[colors, columns]`, whose rows are sums of the unit vectors of a color."""
-        return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
+        return (self.color == np.arange(self.colors)[:, None]).astype(dtype)
 
 
-class Sparsity(ColumnColours):
+class Sparsity(ColumnColors):
     """Sparsity pattern of a matrix, with a coloring of its columns.
 
     Two columns of the same color have no entry in the same row. The columns of each color are
@@ -52,7 +52,7 @@ class Sparsity(ColumnColours):
         >>> from fnopt.jacobians import Sparsity
         >>> i = np.arange(5)
         >>> band = Sparsity(np.r_[i, i[1:], i[:-1]], np.r_[i, i[:-1], i[1:]], (5, 5))
-        >>> band.colours, band.colour.tolist()
+        >>> band.colors, band.color.tolist()
         (3, [0, 1, 2, 0, 1])
 
     Reference:
@@ -73,7 +73,7 @@ class Sparsity(ColumnColours):
         self.leaves = leaves
 
     @functools.cached_property
-    def colour(self) -> np.ndarray:
+    def color(self) -> np.ndarray:
         """Color of every column; -1 for a column without entries."""
         return _greedy(self.rows, self.cols, self.shape[1])
 
@@ -83,17 +83,17 @@ class Sparsity(ColumnColours):
 
         Both arrays have shape `[rows, colors]`. The column is 0 if there is no entry.
         """
-        column = np.zeros((self.shape[0], self.colours), np.int32)
+        column = np.zeros((self.shape[0], self.colors), np.int32)
         exists = np.zeros(column.shape, bool)
-        index = (self.rows, self.colour[self.cols])
+        index = (self.rows, self.color[self.cols])
         column[index], exists[index] = self.cols, True
         return column, exists
 
     @functools.cached_property
     def places(self) -> np.ndarray:
         """Index of every entry in the transposed sums, `[colors, rows]`, as one vector."""
-        small = self.shape[0] * self.colours < 2**31
-        first = self.colour[self.cols].astype(np.int32 if small else np.int64) * self.shape[0]
+        small = self.shape[0] * self.colors < 2**31
+        first = self.color[self.cols].astype(np.int32 if small else np.int64) * self.shape[0]
         return first + self.rows
 
 
@@ -102,22 +102,22 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
     order = np.argsort(cols, kind="stable")
     starts = np.searchsorted(cols[order], np.arange(columns + 1))
     by_column = rows[order].tolist()
-    row_colours: dict[int, int] = {}  # the colors in each row, as the bits of a Python integer
-    colour = np.full(columns, -1, np.int32)
+    row_colors: dict[int, int] = {}  # the colors in each row, as the bits of a Python integer
+    color = np.full(columns, -1, np.int32)
     for j, (lo, hi) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         if lo == hi:
             continue
         mask = 0
         for i in by_column[lo:hi]:
-            mask |= row_colours.get(i, 0)
+            mask |= row_colors.get(i, 0)
         lowest = ~mask & (mask + 1)  # the lowest bit that isn't set
-        colour[j] = lowest.bit_length() - 1
+        color[j] = lowest.bit_length() - 1
         for i in by_column[lo:hi]:
-            row_colours[i] = row_colours.get(i, 0) | lowest
-    return colour
+            row_colors[i] = row_colors.get(i, 0) | lowest
+    return color
 
 
-class SymmetricSparsity(ColumnColours):
+class SymmetricSparsity(ColumnColors):
     """Sparsity pattern of a symmetric matrix, with a star coloring of its columns.
 
     The entries `(i, j)` and `(j, i)` are equal. The first is in row `i` of the sum for the color of
@@ -138,7 +138,7 @@ class SymmetricSparsity(ColumnColours):
         >>> from fnopt.jacobians import SymmetricSparsity
         >>> i = np.arange(5)
         >>> arrow = SymmetricSparsity(np.r_[i, np.full(4, 4)], np.r_[i, i[:-1]], 5)
-        >>> arrow.colours, arrow.colour.tolist()
+        >>> arrow.colors, arrow.color.tolist()
         (2, [0, 0, 0, 0, 1])
 
     Reference:
@@ -154,18 +154,18 @@ class SymmetricSparsity(ColumnColours):
         self.shape = (size, size)
 
     @functools.cached_property
-    def colour(self) -> np.ndarray:
+    def color(self) -> np.ndarray:
         """Color of every column; -1 for a column without entries."""
-        neighbours = self._neighbours()
+        neighbors = self._neighbors()
         natural = range(self.shape[0])
-        largest_degree_first = sorted(natural, key=lambda v: -len(neighbours[v]))
-        colorings = [_star(neighbours, order) for order in (natural, largest_degree_first)]
+        largest_degree_first = sorted(natural, key=lambda v: -len(neighbors[v]))
+        colorings = [_star(neighbors, order) for order in (natural, largest_degree_first)]
         # A coloring of columns without a common row is also a star coloring. It sometimes has
         # fewer colors than the greedy star colorings.
-        colorings.append(Sparsity(self.rows, self.cols, self.shape).colour)
-        colour = min(colorings, key=lambda colour: int(colour.max(initial=0)))
-        colour[np.setdiff1d(np.arange(self.shape[0]), self.rows)] = -1
-        return colour
+        colorings.append(Sparsity(self.rows, self.cols, self.shape).color)
+        color = min(colorings, key=lambda color: int(color.max(initial=0)))
+        color[np.setdiff1d(np.arange(self.shape[0]), self.rows)] = -1
+        return color
 
     @functools.cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
@@ -175,14 +175,14 @@ class SymmetricSparsity(ColumnColours):
         upper, lower = self._sum_index(i, j), self._sum_index(j, i)
         sums, count = np.unique(self._sum_index(self.rows, self.cols), return_counts=True)
         is_single = count[np.searchsorted(sums, upper)] == 1
-        rows, colours = np.divmod(np.where(is_single, upper, lower), self.colours)
-        return rows.astype(np.int32), colours.astype(np.int32)
+        rows, colors = np.divmod(np.where(is_single, upper, lower), self.colors)
+        return rows.astype(np.int32), colors.astype(np.int32)
 
     def _sum_index(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
         """Index of the sum that contains an entry, in the flattened array `[rows, colors]`."""
-        return rows.astype(np.int64) * self.colours + self.colour[cols]
+        return rows.astype(np.int64) * self.colors + self.color[cols]
 
-    def _neighbours(self) -> list[list[int]]:
+    def _neighbors(self) -> list[list[int]]:
         """The columns that have an entry in each row, without the diagonal."""
         off_diagonal = self.rows != self.cols
         rows, cols = self.rows[off_diagonal], self.cols[off_diagonal].tolist()
@@ -190,7 +190,7 @@ class SymmetricSparsity(ColumnColours):
         return [cols[a:b] for a, b in itertools.pairwise(starts)]
 
 
-def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
+def _star(neighbors: list[list[int]], order: Any) -> np.ndarray:
     """Color the vertices of a graph greedily, by a star coloring.
 
     Each vertex gets the smallest allowed color. The colors of the neighbors of `v` are forbidden
@@ -198,27 +198,27 @@ def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
     `v` may be the second vertex or the first vertex of such a path.
     """
     # Python lists and integers, because NumPy is slow for single elements.
-    colour = [-1] * len(neighbours)
+    color = [-1] * len(neighbors)
     # For each vertex, how many of its neighbors have each color.
-    counts: list[dict[int, int]] = [{} for _ in neighbours]
-    neighbour_colours = [0] * len(neighbours)  # the keys of `counts`, as bits
+    counts: list[dict[int, int]] = [{} for _ in neighbors]
+    neighbor_colors = [0] * len(neighbors)  # the keys of `counts`, as bits
     for v in order:
-        forbidden = neighbour_colours[v]
-        for w in neighbours[v]:
-            if colour[w] < 0:
+        forbidden = neighbor_colors[v]
+        for w in neighbors[v]:
+            if color[w] < 0:
                 continue
-            if counts[v][colour[w]] > 1:  # v is the second vertex: x - v - w - y with equal x and w
-                forbidden |= neighbour_colours[w]
+            if counts[v][color[w]] > 1:  # v is the second vertex: x - v - w - y with equal x and w
+                forbidden |= neighbor_colors[w]
                 continue
-            for x in neighbours[w]:  # v is the first vertex: v - w - x - y with equal w and y
-                if colour[x] >= 0 and counts[x][colour[w]] > 1:
-                    forbidden |= 1 << colour[x]
+            for x in neighbors[w]:  # v is the first vertex: v - w - x - y with equal w and y
+                if color[x] >= 0 and counts[x][color[w]] > 1:
+                    forbidden |= 1 << color[x]
         lowest = ~forbidden & (forbidden + 1)  # the lowest bit that isn't set
-        colour[v] = lowest.bit_length() - 1
-        for w in neighbours[v]:
-            counts[w][colour[v]] = counts[w].get(colour[v], 0) + 1
-            neighbour_colours[w] |= lowest
-    return np.asarray(colour, np.int32)
+        color[v] = lowest.bit_length() - 1
+        for w in neighbors[v]:
+            counts[w][color[v]] = counts[w].get(color[v], 0) + 1
+            neighbor_colors[w] |= lowest
+    return np.asarray(color, np.int32)
 
 
 # Largest number of thresholds for full rows; each takes two histograms. With 8 instead of 64, one
@@ -226,7 +226,7 @@ def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
 _BOUNDED = 64
 
 
-class Bicolouring:
+class Bicoloring:
     """Partition of a pattern into entries from sums of columns and entries from sums of rows.
 
     Partitions are compared by identity, as in :class:`Sparsity`.
@@ -243,14 +243,14 @@ class Bicolouring:
         self.order = np.lexsort((all_cols, all_rows))  # sorts the entries of both parts row by row
 
     @property
-    def colours(self) -> int:
+    def colors(self) -> int:
         """Total number of sums of columns and sums of rows."""
-        return self.columns.colours + self.rows.colours
+        return self.columns.colors + self.rows.colors
 
 
-def bicolouring(
+def bicoloring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], most: int
-) -> Bicolouring | None:
+) -> Bicoloring | None:
     """Partition a pattern so that few sums of columns and sums of rows contain all entries.
 
     An arrow matrix (a diagonal, a full row and a full column) needs one color per column, or one
@@ -281,11 +281,11 @@ def bicolouring(
     _, full, are_columns = best
     in_full = full[cols if are_columns else rows]  # mask of the entries
     columns = in_full if are_columns else ~in_full
-    partition = Bicolouring(
+    partition = Bicoloring(
         Sparsity(rows[columns], cols[columns], shape),
         Sparsity(cols[~columns], rows[~columns], transposed),
     )
-    return partition if partition.colours < most else None
+    return partition if partition.colors < most else None
 
 
 def _splits(

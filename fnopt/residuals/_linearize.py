@@ -19,7 +19,7 @@ Map = Callable[[jax.Array], jax.Array]
 _PROBES = 8  # the relative standard error of a column norm is 1 / sqrt(2 * 8), 25 %
 
 
-def linearise(
+def linearize(
     flat: FlatResidual, x: jax.Array, mode: str = "auto", chunk_size: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     r"""Evaluate the residuals and their Jacobian :math:`J_{ij} = \partial r_i / \partial x_j`.
@@ -38,9 +38,9 @@ def linearise(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.residuals import flat_residual, linearise
+        >>> from fnopt.residuals import flat_residual, linearize
         >>> x, flat = flat_residual(lambda x: x**2, jnp.asarray([1.0, 2.0]))
-        >>> linearise(flat, x)[1]
+        >>> linearize(flat, x)[1]
         Array([[2., 0.],
                [0., 4.]], dtype=float32)
     """
@@ -77,7 +77,7 @@ def curvature_along(r: Callable[[jax.Array], jax.Array], x: jax.Array, v: jax.Ar
     return jax.jvp(slope, (x,), (v,))[1]
 
 
-def linearise_gram(
+def linearize_gram(
     flat: FlatResidual, x: jax.Array, mode: str = "auto", chunk_size: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     r"""Evaluate the residuals, the scaled Gram matrix of the Jacobian, and the gradient.
@@ -101,9 +101,9 @@ def linearise_gram(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.residuals import flat_residual, linearise_gram
+        >>> from fnopt.residuals import flat_residual, linearize_gram
         >>> x, flat = flat_residual(lambda x: x**2, jnp.asarray([1.0, 2.0]))
-        >>> _, G, g, _ = linearise_gram(flat, x)
+        >>> _, G, g, _ = linearize_gram(flat, x)
         >>> print(G, g)
         [[ 4.  0.]
          [ 0. 16.]] [ 2. 16.]
@@ -116,7 +116,7 @@ def linearise_gram(
         value = flat.r(x)
         sums = flat.derivative.gram(x, jnp.ones_like(value), value)
         return value, *psum_rows(sums), jnp.ones_like(x)
-    value, J = linearise(flat, x, mode, chunk_size)
+    value, J = linearize(flat, x, mode, chunk_size)
     scales = _safe_scales(J)
     J = J / scales
     G, g = psum_rows((gram(J), matmul(value, J)))
@@ -149,7 +149,7 @@ def _gram_by_rows(
     return value, G, pull(value)[0]
 
 
-def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
+def linearize_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
     r"""Evaluate the residuals and linearize them as products with the Jacobian and its transpose.
 
     Args:
@@ -161,18 +161,18 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.residuals import linearise_products
-        >>> _, push, pull = linearise_products(lambda x: x**2, jnp.asarray([1.0, 2.0]))
+        >>> from fnopt.residuals import linearize_products
+        >>> _, push, pull = linearize_products(lambda x: x**2, jnp.asarray([1.0, 2.0]))
         >>> print(push(jnp.ones(2)), pull(jnp.ones(2)))
         [2. 4.] [2. 4.]
     """
-    value, pull = linearise_pull(r, x)
+    value, pull = linearize_pull(r, x)
     x = pvary_over_rows(x)
     _, push = jax.linearize(r, x)
     return value, lambda v: push(pvary_like(v, x)), pull
 
 
-def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
+def linearize_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
     """Evaluate the residuals and the product with the transpose of their Jacobian."""
     value, pull = jax.vjp(r, pvary_over_rows(x))
     return value, lambda w: psum_rows(pull(reshard_like(pvary_like(w, value), value))[0])
@@ -213,7 +213,7 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
     return norm(jax.vmap(pull)(probes), axis=0) / root
 
 
-def linearise_lanes(
+def linearize_lanes(
     r: Callable[..., jax.Array], x: tuple[jax.Array, ...], data: Any
 ) -> tuple[list[jax.Array], jax.Array]:
     r"""Evaluate the residuals of many problems, and the columns of their Jacobians.
@@ -232,8 +232,8 @@ def linearise_lanes(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.residuals import linearise_lanes
-        >>> columns, r = linearise_lanes(
+        >>> from fnopt.residuals import linearize_lanes
+        >>> columns, r = linearize_lanes(
         ...     lambda x, t: x[0] * t - 1, (jnp.asarray([1.0, 2.0]),), jnp.asarray([[3.0, 4.0]])
         ... )
         >>> print(columns[0], r)

@@ -133,8 +133,9 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
     take :math:`O(n^2 m)` operations for :math:`n \le m`. The function runs under `jit` and `vmap`.
 
     Args:
-        cost_matrix: :math:`C`, real `[n, m]`. A pair with infinite cost is assigned only if this is
-            unavoidable.
+        cost_matrix: :math:`C`, real `[n, m]`. A pair with infinite or NaN cost is assigned only if
+            this is unavoidable. Integers are converted to JAX's default float, float32 or float64,
+            which represents integers up to 2^24 or 2^53 exactly.
 
     Returns:
         Row and column indices `(i, j)`, each `[min(n, m)]` of int32, with the rows in increasing
@@ -168,6 +169,7 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
     cost = jax.lax.stop_gradient(
         cost.astype(compute_dtype() if is_integer else compute_dtype(cost.dtype))
     )
+    cost = jnp.where(jnp.isnan(cost), jnp.asarray(jnp.inf, cost.dtype), cost)
     n, m = cost.shape
     if min(n, m) == 0:
         return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.errors import check_count, check_inexact, check_key, check_number, count_text
-from fnopt.gradients._clip_rule import check_limits
+from fnopt.gradients._clip_rule import blocks_of, check_limits
 from fnopt.gradients._loss import fold_in_step
 from fnopt.numerics import compute_dtype, default_float, joint_norm
 
@@ -57,7 +57,8 @@ def add_noise(
         grads: The clipped sum of `clipped_grad`, or this sum divided by `batch_size`.
         key: One PRNG key.
         noise_multiplier: `sigma` >= 0; a number or a scalar array.
-        clip_norm: The `clip_norm` of the gradients, a number or a tree of numbers.
+        clip_norm: The `clip_norm` of the gradients: a number, or a tree of numbers that is a prefix
+            of the gradients.
         step: The step number, which is folded into the key, so that a training run needs only one
             key. With `None`, pass a new key in every step.
         batch_size: The divisor of the sum, if any. Divide by the *expected* size of a batch,
@@ -69,7 +70,8 @@ def add_noise(
     Raises:
         TypeError: If a gradient isn't floating, the key is not one PRNG key, or the step isn't an
             integer.
-        ValueError: If the multiplier is negative, or a clip norm isn't positive and finite.
+        ValueError: If the multiplier is negative, a clip norm isn't positive and finite, or the
+            clip norms are no prefix of the gradients.
 
     Example:
         >>> from fnopt.gradients import add_noise
@@ -85,6 +87,7 @@ def add_noise(
     check_inexact(grads, "add_noise: grads")
     check_limits(clip_norm, "add_noise")
     _check_finite(clip_norm, "add_noise")
+    blocks_of(grads, clip_norm, "add_noise")  # raises an error unless it is a prefix of the grads
     _check_multiplier(noise_multiplier)
     _check_batch_size(batch_size, "add_noise")
     key = fold_in_step(check_key(key, "add_noise"), step, "add_noise")

@@ -63,10 +63,13 @@ def directional_derivatives(bound: BoundLoss, direction: Any, chunk_size: int | 
     """Inner product of every example's gradient with a direction like the params, `[n]`."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
     jaxpr = jax.make_jaxpr(bound.loss)(bound.params, example).jaxpr
-    # JAX has no forward mode for a function with a `custom_vjp`.
-    reverse = any(e.primitive.name.startswith("custom_vjp") for e in jaxprs.equations(jaxpr))
-    mode = _derivatives_reverse if reverse else _derivatives_forward
-    derive = functools.partial(mode, bound, direction)
+    derive = _derivatives_forward
+    if any(e.primitive.name.startswith("custom_vjp") for e in jaxprs.equations(jaxpr)):
+        # A custom backward rule isn't always linear in the cotangent, so that only backward passes
+        # from single examples give their gradients.
+        derive = _products_with_gradients
+        chunk_size = choose_strategy("chunked", chunk_size, bound).chunk_size
+    derive = functools.partial(derive, bound, direction)
     return map_chunks(derive, bound.batch, bound.size, chunk_size)
 
 
@@ -79,24 +82,16 @@ def _derivatives_forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Ar
     return jax.vmap(derivative)(chunk)
 
 
-def _derivatives_reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
-    """Compute directional derivatives by differentiating the backward pass with respect to weights.
-
-    Reverse mode over all examples would otherwise need one backward pass per example.
-    """
-
-    def losses(params: Any) -> jax.Array:
-        return jax.vmap(lambda example: bound.loss(params, example)[0])(chunk)
-
-    # <w, J v> = <J^T w, v> is linear in w, and its gradient with respect to w is J v.
-    values, pull = jax.vjp(losses, bound.params)
-
-    def weighted_derivative(weights: jax.Array) -> jax.Array:
-        products = jax.tree.map(lambda x, y: jnp.real(jnp.sum(x * y)), pull(weights)[0], direction)
-        parts = [x.astype(weights.dtype) for x in jax.tree.leaves(products)]
+def _products_with_gradients(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
+    def product(example: Any) -> jax.Array:
+        value, gradient = jax.value_and_grad(lambda params: bound.loss(params, example)[0])(
+            bound.params
+        )
+        products = jax.tree.map(lambda x, y: jnp.real(jnp.sum(x * y)), gradient, direction)
+        parts = [x.astype(value.dtype) for x in jax.tree.leaves(products)]
         return functools.reduce(jnp.add, parts)
 
-    return jax.grad(weighted_derivative)(jnp.ones_like(values))
+    return jax.vmap(product)(chunk)
 
 
 class GradientSimilarity(NamedTuple):

@@ -67,10 +67,13 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> ja
     Args:
         predictions: :math:`\hat y`, floating, of any shape.
         targets: :math:`y`, of the same shape or a scalar; None means zero.
-        delta: :math:`\delta`, the error at which the linear part begins.
+        delta: :math:`\delta` > 0, the error at which the linear part begins.
 
     Returns:
         The losses, of the shape of `predictions`; at least float32.
+
+    Raises:
+        ValueError: If `delta` is a number that isn't positive.
 
     Example:
         >>> import jax.numpy as jnp
@@ -81,6 +84,8 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> ja
     Reference:
         Huber, 1964, Annals of Mathematical Statistics 35.
     """
+    if isinstance(delta, (int, float)) and not delta > 0:
+        raise ValueError(f"huber_loss: delta is {delta}, expected a number > 0.")
     size = jnp.abs(_errors("huber_loss", predictions, targets))
     delta = jnp.asarray(delta, size.dtype)
     # With a `where` of both pieces, the square of a large error could overflow, and the derivative

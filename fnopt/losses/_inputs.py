@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.errors import type_text
-from fnopt.numerics import compute_dtype
+from fnopt.numerics import broadcasts_to, compute_dtype
 
 
 def floats(name: str, **arrays: Any) -> tuple[Any, ...]:
@@ -74,6 +74,11 @@ def mask(where: Any, shape: Any, axis: Any) -> jax.Array | None:
     where = jnp.asarray(where)
     if where.ndim != len(shape):
         where = jnp.expand_dims(where, tuple(range(len(shape))) if axis is None else axis)
+    if not broadcasts_to(where.shape, shape):
+        raise ValueError(
+            f"the argument `where` has shape {where.shape}, expected a shape that broadcasts to "
+            f"{shape}, the shape of the predictions."
+        )
     return jnp.broadcast_to(where.astype(bool), shape)
 
 

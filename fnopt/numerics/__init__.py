@@ -8,6 +8,7 @@ from __future__ import annotations
 from fnopt.numerics import _exponents as exponents
 from fnopt.numerics._batching import ArrayStack, map_chunks, map_stacks, scan_chunks, stack_alike
 from fnopt.numerics._dtypes import (
+    broadcasts_to,
     compute_dtype,
     default_float,
     dtype_of,

@@ -78,6 +78,12 @@ def shape_of(x: Any) -> tuple[int, ...]:
         return jnp.shape(x)
 
 
+def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether an array of a shape broadcasts to the target shape."""
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(n in (1, m) for n, m in pairs)
+
+
 def default_float() -> Any:
     """JAX's default float dtype: float64 with x64 enabled, otherwise float32."""
     # Callers convert numbers to this dtype, because `jnp.asarray(1e-3)` is weakly typed. A step

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_none
-from fnopt.numerics import real_dtype
+from fnopt.core import check_same_tree, is_none
+from fnopt.errors import check_number
+from fnopt.numerics import broadcasts_to, real_dtype
 from fnopt.projections._trees import (
     check_floating,
     check_scale,
@@ -25,6 +26,7 @@ def _normal(name: str, x: Any, a: Any) -> tuple[Any, Any, jax.Array, jax.Array, 
     """Return `x`, the normal divided by its largest entry, this entry, squared norm, and dtype."""
     check_floating(name, x, allow_complex=True)
     check_floating(name, a, allow_complex=True)
+    check_same_tree(a, x, "leaves of a", "leaves of x")
     dtype = common_dtype(x, a)
     x, a = widen(x, dtype), widen(a, dtype)
     top = largest_modulus(a, real_dtype(dtype))
@@ -51,6 +53,7 @@ def projection_vector(x: Any, a: Any) -> Any:
 
     Raises:
         TypeError: If a leaf isn't a floating or complex array.
+        ValueError: If the structure or a shape of `a` isn't that of `x`.
 
     Example:
         >>> from fnopt.projections import projection_vector
@@ -64,6 +67,7 @@ def projection_vector(x: Any, a: Any) -> Any:
 
 def _move_along(name: str, x: Any, a: Any, b: Any, is_halfspace: bool) -> Any:
     w, a, top, square, dtype = _normal(name, x, a)
+    check_number(b, "b", name)
     b = jnp.asarray(b).astype(real_dtype(dtype)) / top
     step = _safe_ratio(b - inner(a, w, dtype), square)
     # A point inside the half-space has a positive step, which becomes 0: the point doesn't move.
@@ -86,6 +90,7 @@ def projection_hyperplane(x: Any, a: Any, b: Any) -> Any:
 
     Raises:
         TypeError: If a leaf isn't a floating or complex array.
+        ValueError: If the structure or a shape of `a` isn't that of `x`.
 
     Example:
         >>> from fnopt.projections import projection_hyperplane
@@ -110,6 +115,7 @@ def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
 
     Raises:
         TypeError: If a leaf isn't a floating or complex array.
+        ValueError: If the structure or a shape of `a` isn't that of `x`.
 
     Example:
         >>> from fnopt.projections import projection_halfspace
@@ -134,7 +140,7 @@ def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
 
     Raises:
         TypeError: If an argument isn't a real floating array.
-        ValueError: If the shapes disagree.
+        ValueError: If the shapes disagree, or there are more equations than unknowns.
 
     Example:
         >>> from fnopt.projections import projection_affine_set
@@ -145,10 +151,11 @@ def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
     check_floating("projection_affine_set", {"x": x, "A": A, "b": b})
     dtype = common_dtype(x, A, b)
     w, m, c = (jnp.asarray(value).astype(dtype) for value in (x, A, b))
-    if m.ndim != 2 or w.shape != m.shape[1:] or c.shape != m.shape[:1]:
+    shapes = w.shape, m.shape, c.shape
+    if m.ndim != 2 or shapes != (m.shape[1:], m.shape, m.shape[:1]) or m.shape[0] > m.shape[1]:
         raise ValueError(
             f"projection_affine_set: x has shape {w.shape}, A has shape {m.shape}, b has shape "
-            f"{c.shape}, expected [n], [m, n] and [m]."
+            f"{c.shape}, expected [n], [m, n] and [m] with m <= n."
         )
     # A QR factorization of A^T: the condition number of A A^T would be the square of A's.
     q, r = jnp.linalg.qr(m.T)
@@ -164,7 +171,8 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
               l \le y \le u, \; w^\top y = c
 
     The solution is :math:`y = \min(\max(x - \tau w, l), u)`, with the multiplier :math:`\tau` from
-    a bisection. Derivatives treat the set of free entries, strictly between the bounds, as fixed.
+    a search of the breakpoints. Derivatives treat the set of free entries, strictly between the
+    bounds, as fixed.
 
     Args:
         x: A vector `[n]`.
@@ -207,10 +215,14 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
 
 
 def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
-    """Compute the multiplier of the hyperplane by bisection between breakpoints.
+    """Compute the multiplier of the hyperplane by a binary search of the sorted breakpoints.
 
     The constraint violation is a decreasing, piecewise linear function of the multiplier. With
     infinite bounds, it also decreases beyond the outer breakpoints. There it is linear.
+
+    Reference:
+        Brucker (1984), An O(n) algorithm for quadratic knapsack problems, Operations Research
+        Letters 3.
     """
     has_weight = w != 0
     # Entries with weight 0 don't depend on the multiplier, so they have no breakpoint.
@@ -227,20 +239,21 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
             excess(edge), jnp.sum(jnp.where(is_unbounded, w * w, 0).astype(x.dtype))
         )
 
-    def bisect(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        a, b = ends
-        middle = a + (b - a) / 2
-        is_positive = excess(middle) > 0
-        return jnp.where(is_positive, middle, a), jnp.where(is_positive, b, middle)
+    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        i, j = ends
+        middle = (i + j) // 2
+        is_positive = excess(points[middle]) > 0
+        return jnp.where(is_positive, middle, i), jnp.where(is_positive, j, middle)
 
     smallest, largest = jnp.min(breakpoints, initial=0), jnp.max(breakpoints, initial=0)
-    ends = (
-        jnp.minimum(smallest, zero_outside(smallest, high, low)),
-        jnp.maximum(largest, zero_outside(largest, low, high)),
-    )
-    # Each halving gains one bit; 16 more are for an interval much wider than the solution.
-    a, b = jax.lax.fori_loop(0, jnp.finfo(x.dtype).nmant + 16, bisect, ends)
-    return a + (b - a) / 2
+    first = jnp.minimum(smallest, zero_outside(smallest, high, low))
+    last = jnp.maximum(largest, zero_outside(largest, low, high))
+    points = jnp.sort(jnp.concatenate([first[None], breakpoints.ravel(), last[None]]))
+    ends = jnp.int32(0), jnp.int32(points.size - 1)
+    i, j = jax.lax.fori_loop(0, (points.size - 1).bit_length(), halve, ends)
+    # Between neighbors, the violation is linear.
+    above, below = excess(points[i]), excess(points[j])
+    return points[i] + _safe_ratio(above, above - below) * (points[j] - points[i])
 
 
 def _apply_bound(tree: Any, bound: Any, side: str) -> Any:
@@ -256,7 +269,7 @@ def _apply_bound(tree: Any, bound: Any, side: str) -> Any:
 
 def _clip_leaf(x: jax.Array, bound: Any, side: str) -> jax.Array:
     b = jnp.asarray(bound).astype(x.dtype)
-    if jnp.broadcast_shapes(b.shape, x.shape) != x.shape:
+    if not broadcasts_to(b.shape, x.shape):
         raise ValueError(
             f"projection_box: the {side} bound of a leaf of shape {x.shape} has shape {b.shape}, "
             "expected a shape that broadcasts to the leaf's shape."

@@ -213,8 +213,9 @@ def check_bounds(
     """
     bad = first_bad(np.less_equal, lower, upper)
     if bad is not None:
+        fault = "crossed" if lower[bad] > upper[bad] else "NaN"
         raise ValueError(
-            f"{caller}bounds of {name(bad)} are crossed: lower {lower[bad]} and upper "
+            f"{caller}bounds of {name(bad)} are {fault}: lower {lower[bad]} and upper "
             f"{upper[bad]}, expected lower <= upper. Equal bounds fix a parameter."
         )
     # Written with `~`, so that a NaN in the initial guess passes here.

@@ -168,15 +168,15 @@ class ApplyIfFiniteState(NamedTuple):
 
 
 class apply_if_finite(Wrapper):
-    r"""Skip a step that would make parameters or state infinite or NaN.
+    r"""Skip a step if the gradient, the update or the new state is infinite or NaN.
 
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
 
-    A non-finite step leaves parameters and inner state bitwise unchanged. The gradient, the update
-    and the new state are checked: a finite gradient of 1e25 makes a float32 mean square infinite
-    for the rest of training. For this check the inner step is computed twice, which is cheap for
-    methods with a few operations per parameter.
+    Such a step leaves parameters and inner state bitwise unchanged. The new state is checked
+    because a finite gradient of 1e25 makes a float32 mean square infinite for the rest of training.
+    For this check the inner step is computed twice, which is cheap for methods with a few
+    operations per parameter.
 
     By default, every non-finite step is skipped. With `max_consecutive_errors`, as in optax, a
     non-finite step is taken after some consecutive skips, which makes every parameter NaN. Monitor

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_none
+from fnopt.core import check_same_tree, is_none
 from fnopt.errors import leaf_text, leaves_with_names, type_text
 from fnopt.numerics import default_float, is_array_like, wide_dtype
 
@@ -79,7 +79,13 @@ def _strong(x: Any) -> jax.Array:
 
 def _map_promoted(fn: Callable[..., Any], *trees: Any) -> Any:
     """Map a function over leaves, with the result in the common dtype of the leaves."""
-    return jax.tree.map(lambda *xs: compute_wide(fn, promoted_dtype(*xs), *xs), *trees)
+    try:
+        return jax.tree.map(lambda *xs: compute_wide(fn, promoted_dtype(*xs), *xs), *trees)
+    except ValueError:
+        for i, tree in enumerate(trees[1:], 2):
+            if jax.tree.structure(tree) != jax.tree.structure(trees[0]):
+                check_same_tree(trees[0], tree, "leaves of argument 1", f"leaves of argument {i}")
+        raise
 
 
 @names_bad_leaf

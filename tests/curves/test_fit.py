@@ -204,6 +204,7 @@ def test_the_note_on_p0_stands_only_at_faults_of_the_function():
     [
         ({"bounds": {"a": (5, 1)}}, "bounds of a are crossed: lower 5"),
         ({"bounds": ([0, 2, 0], [1, 1, 1])}, "curve_fit: bounds of b are crossed"),
+        ({"bounds": {"a": (math.nan, 1)}}, "bounds of a are NaN: lower nan and upper 1"),
         ({"p0": [1, 1, 3], "bounds": {"c": (0, 2)}}, r"c starts at 3\.0, outside .*\[0\.0, 2\.0\]"),
         ({"f": lambda x, a, b: a * math.exp(-b * x)}, r"f calls math\.exp; write jnp\.exp"),
     ],

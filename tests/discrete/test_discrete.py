@@ -44,6 +44,8 @@ def test_forbidden_pairs_are_avoided():
     i, j = solve(cost)
     assert float(cost[i, j].sum()) == 12.0
     assert len({*np.asarray(solve(jnp.full((3, 3), jnp.inf))[1])}) == 3
+    np.testing.assert_array_equal(solve(jnp.asarray([[jnp.nan, 1.0], [2.0, 9.0]]))[1], [1, 0])
+    np.testing.assert_array_equal(solve(jnp.asarray([[1.0, 2.0], [2.0, jnp.nan]]))[1], [1, 0])
 
 
 def test_many_assignments_at_once():

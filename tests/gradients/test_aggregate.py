@@ -30,6 +30,13 @@ def test_trimmed_mean(fraction):
         np.testing.assert_allclose(actual[name], expected, rtol=1e-6, atol=1e-7)
 
 
+def test_trimmed_mean_tolerates_as_many_bad_examples_as_promised():
+    # 0.29 * 100 is 28.999999999999996.
+    for n, bad in [(100, 29), (44, 15), (50, 7)]:
+        g = jnp.zeros(n).at[:bad].set(1e6)
+        assert float(trimmed_mean(g, bad / n)) == 0
+
+
 def test_sign_agreement():
     g = jnp.array([[1.0, 1.0, 1.0], [2.0, 2.0, -1.0], [3.0, -1.0, 3.0], [4.0, 5.0, -2.0]])
     np.testing.assert_array_equal(sign_agreement(g, 1.0), [2.5, 0.0, 0.0])

@@ -103,7 +103,10 @@ def test_errors_in_other_arguments():
 
 def test_sensitivity_is_that_of_the_noise():
     limits = {"a": 3.0, "b": 4.0}
-    _, info = add_noise({"w": jnp.zeros(2)}, jax.random.key(0), 1.0, limits, batch_size=2)
+    grads = {"a": jnp.zeros(2), "b": {"w": jnp.zeros(3)}}
+    _, info = add_noise(grads, jax.random.key(0), 1.0, limits, batch_size=2)
     assert float(sensitivity(limits, batch_size=2)) == float(info.sensitivity) == 2.5
+    with pytest.raises(ValueError, match=r"add_noise: clip_norm is .*expected one number"):
+        add_noise({"a": jnp.zeros(2)}, jax.random.key(0), 1.0, {"b": 1e-6})
     with pytest.raises(ValueError, match="sensitivity: clip_norm is inf"):
         sensitivity(jnp.inf)

@@ -59,18 +59,21 @@ def test_alignment_and_padding(dense, naive, options):
         np.testing.assert_allclose(mean, g.mean(0), atol=1e-6)
 
 
-def test_alignment_where_only_reverse_mode_exists(naive):
+@pytest.mark.parametrize("chunk_size", [None, 3])
+@pytest.mark.parametrize("rule", [lambda g: 3.0 * g, lambda g: jnp.clip(g, -0.1, 0.1)])
+def test_alignment_where_only_reverse_mode_exists(rule, chunk_size):
     @jax.custom_vjp
     def tripled(x):
         return 3.0 * x
 
-    tripled.defvjp(lambda x: (tripled(x), None), lambda _, g: (3.0 * g,))
+    tripled.defvjp(lambda x: (tripled(x), None), lambda _, g: (rule(g),))
 
     def loss(w, x):
-        return tripled(jnp.tanh(w @ x))
+        return jnp.square(tripled(jnp.tanh(w @ x)) - 0.2)
 
     x = jax.random.normal(jax.random.key(0), (7, 4))
-    found = jax.jit(gradient_statistics(loss, alignment=True))(jnp.ones(4), x)
+    run = jax.jit(gradient_statistics(loss, alignment=True, chunk_size=chunk_size))
+    found = run(jnp.ones(4), x)
     grads = jax.vmap(jax.grad(loss), (None, 0))(jnp.ones(4), x)
     expected = cosine_with_others(grads, np.ones(7, bool))
     np.testing.assert_allclose(found.alignment, expected, atol=1e-5)

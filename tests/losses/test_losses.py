@@ -89,3 +89,11 @@ def test_integer_predictions_are_refused(name):
     case = CASES[name]
     with pytest.raises(TypeError, match=r"is int32\[.*\], expected a real floating array"):
         case.call(losses, np.ones(case.x.shape, np.int32), case.aux)
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ValueError, match=r"huber_loss: delta is -1\.0, expected a number > 0"):
+        losses.huber_loss(jnp.ones(2), delta=-1.0)
+    labels, where = jnp.asarray([0]), jnp.asarray([True, True])
+    with pytest.raises(ValueError, match=r"`where` has shape \(2, 1\), expected .* \(1, 3\)"):
+        losses.softmax_cross_entropy_with_integer_labels(jnp.zeros((1, 3)), labels, where=where)

@@ -209,6 +209,19 @@ def test_the_box_section_agrees_with_jaxopt():
     np.testing.assert_allclose(w @ ours, 1.5, rtol=1e-6)
 
 
+def test_the_box_section_of_weights_of_all_magnitudes():
+    # The bounds of the first two entries are inactive, so that y = x + (2 - w.x) w / w.w.
+    with jax.enable_x64(True):
+        w = jnp.asarray([1e6, 1.0, 1e-6])
+        x = jnp.asarray([0.9, 0.3, -0.2])
+        exact = projections.projection_box_section(x, -10.0, 10.0, w, 2.0)
+        np.testing.assert_allclose(exact, x + (2 - w @ x) * w / (w @ w), rtol=1e-9)
+    rough = projections.projection_box_section(
+        jnp.asarray(x, "float32"), -10.0, 10.0, jnp.asarray(w, "float32"), 2.0
+    )
+    np.testing.assert_allclose(rough, exact, atol=1e-6)
+
+
 @pytest.mark.parametrize("c", [-40.0, 1.0, 70.0])
 def test_a_box_section_may_be_open(c):
     x, w = jnp.asarray([0.9, 0.8, -1.0, 30.0]), jnp.asarray([1.0, -0.5, 2.0, 1.0])
@@ -245,6 +258,31 @@ def test_a_box_section_may_be_open(c):
             lambda: projections.projection_affine_set(np.ones(3), np.ones((2, 2)), np.ones(2)),
             ValueError,
             r"x has shape \(3,\), A has shape \(2, 2\), b has shape \(2,\), expected \[n\]",
+        ),
+        (
+            lambda: projections.projection_affine_set(np.ones(2), np.ones((3, 2)), np.ones(3)),
+            ValueError,
+            r"A has shape \(3, 2\), .* with m <= n",
+        ),
+        (
+            lambda: projections.projection_box(np.zeros(3), np.zeros(2), 1.0),
+            ValueError,
+            r"the lower bound of a leaf of shape \(3,\) has shape \(2,\)",
+        ),
+        (
+            lambda: projections.projection_hyperplane(np.ones(3), np.ones(1), 1.0),
+            ValueError,
+            r"leaves of a have shape \(1,\), leaves of x have shape \(3,\)",
+        ),
+        (
+            lambda: projections.projection_vector({"w": np.ones(3)}, np.ones(3)),
+            ValueError,
+            "the tree of leaves of a does not match the tree of leaves of x",
+        ),
+        (
+            lambda: projections.projection_halfspace(np.ones(3), np.ones(3), np.ones(3)),
+            TypeError,
+            r"projection_halfspace: b is float64\[3\], expected one number",
         ),
     ],
 )

@@ -131,6 +131,11 @@ def test_everything_runs_under_jit_and_vmap():
     ("call", "error", "message"),
     [
         (lambda: tree.vdot({"w": np.ones(3)}, {"w": np.ones(2)}), ValueError, r"\(3,\) and \(2,\)"),
+        (
+            lambda: tree.add({"a": 1.0}, {"a": 1.0}, {"b": 1.0}),
+            ValueError,
+            "the tree of leaves of argument 1 does not match the tree of leaves of argument 3",
+        ),
         (lambda: tree.norm(X, ord=3), ValueError, "ord is 3, expected 1, 2 or infinity"),
         (
             lambda: tree.dtype({"a": np.float32(1), "b": np.int32(1)}),

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from fnopt.curves._curve_data import as_floating, read, warn_if_coarse
 from fnopt.errors import leaf_text, leaves_with_names
-from fnopt.numerics import default_float, per_row
+from fnopt.numerics import broadcasts_to, default_float, per_row
 from fnopt.residuals import Box, as_vector
 from fnopt.sharding import explicit_spec, replicate, reshard_to, varying_axes
 
@@ -141,11 +141,7 @@ def _check_leading_axis(tree: Any, fits: int, what: str) -> None:
 
 
 def _check_broadcasts(a: jax.Array, y: jax.Array, what: str) -> jax.Array:
-    try:
-        is_broadcastable = np.broadcast_shapes(a.shape, y.shape) == y.shape
-    except ValueError:
-        is_broadcastable = False
-    if not is_broadcastable:
+    if not broadcasts_to(a.shape, y.shape):
         raise ValueError(
             f"{NAME}: {what} has shape {a.shape}, expected a shape that broadcasts to y's "
             f"{y.shape}: {y.shape[1:]} (shared by all fits), {y.shape} (one array per "

@@ -172,7 +172,8 @@ class SearchOutcome(NamedTuple):
     over: jax.Array  # whether the line search ended
     accepted: jax.Array  # whether the line search ended with a step
     finite: jax.Array  # whether the value at the upper end of the bracket is finite
-    unbounded: jax.Array  # whether the value still decreases at the longest step of the search
+    unbounded: jax.Array  # whether the function has no lower bound, by this line search
+    endless: jax.Array  # whether the value still decreases at the longest step of the search
 
 
 def _search(
@@ -187,7 +188,8 @@ def _search(
     unbounded = new.value == -jnp.inf
     if method.wolfe is None:
         over = jnp.ones((), bool)
-        return SearchOutcome(state.line._replace(trial=new), over, finite, finite, unbounded)
+        line = state.line._replace(trial=new)
+        return SearchOutcome(line, over, finite, finite, unbounded, endless=~over)
     point, line = state.point, state.line
     step = line.direction.step
     slope = dot(point.gradient, step)
@@ -203,16 +205,18 @@ def _search(
     trial = select_tree(is_best, new, line.trial)
     # A step below the rounding error of the params leaves all params unchanged.
     moves = (search.safe.rate > 0) & jnp.any(trial.x != point.x)
-    # A decrease over a distance below the size of the params doesn't show that the function is
-    # unbounded.
+    endless = ~search.bracketed & (search.count >= _EVALUATIONS) & downhill
+    # A decrease over a distance below the size of the params, or by less than the size of the
+    # value, doesn't show that the function is unbounded.
     far = jnp.max(jnp.abs(new.x - point.x), initial=0) > jnp.max(jnp.abs(point.x), initial=0)
-    endless = ~search.bracketed & (search.count >= _EVALUATIONS) & far
+    deep = point.value - new.value > jnp.abs(point.value)
     return SearchOutcome(
         line=SearchLine(line.direction, search, trial),
         over=search.done | ~downhill,
         accepted=search.done & downhill & moves,
         finite=jnp.isfinite(search.high.value),
-        unbounded=unbounded | (endless & downhill),
+        unbounded=unbounded | (endless & far & deep),
+        endless=endless,
     )
 
 
@@ -302,6 +306,7 @@ def _set_status(
     tolerance = jnp.asarray(OPTIMALITY, gradient.dtype)
     optimal = relative_gradient(point, gradient, after.typical) <= tolerance
     optimal |= is_noise
+    optimal &= ~outcome.endless  # a minimum is farther than the line search has looked
     check_failed = moved & value_ok & ~optimal
     is_last = after.restarts >= ROUNDS - 1
     # A search that fails directly after a restart would fail again.

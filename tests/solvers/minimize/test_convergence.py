@@ -120,6 +120,17 @@ def test_endless_slopes_are_told_soon_and_distant_minima_are_found(method, dtype
         assert not endless or ("no lower bound" in end.message and int(end.nfev) <= 150), i
 
 
+@pytest.mark.parametrize("method", ["bfgs", "lbfgsb", "cg"])
+def test_a_minimum_that_is_beyond_the_first_line_search(method, x64):
+    # The first line search ends at 1e12 at the latest, where the value has decreased by 1e-8.
+    def fun(x):
+        return jnp.sum((x / 1e20 - jnp.asarray([1.0, 2.0])) ** 2)
+
+    end = fnopt.minimize(fun, jnp.zeros(2), method=method)
+    assert bool(end.converged), end.message
+    np.testing.assert_allclose(end.params, [1e20, 2e20], rtol=1e-6)
+
+
 def test_a_step_below_the_rounding_of_the_params_ends_newtons_method():
     end = fnopt.minimize(mixed_scales, jnp.asarray([-1.2e6, 1e-6]), method="newton_cg")
     assert int(end.nfev) < 40

@@ -66,8 +66,8 @@ for other in executed.glob("*"):
     if other.name != key:
         shutil.rmtree(other, ignore_errors=True)
 get_cache(executed / key).db  # noqa: B018  (creates the tables before several processes open it)
-# After each page, the cache deletes the oldest of more than 1,000 entries. It lists all entries twice,
-# and deletes an entry that another process adds between the two lists.
+# After each page, the cache deletes the oldest of more than 1,000 entries. It lists all entries
+# twice, and deletes an entry that another process adds between the two lists.
 JupyterCacheBase.truncate_caches = lambda self: None
 nb_execution_mode = "cache"  # `make docs-quick` sets it to "off"
 nb_execution_cache_path = str(executed / key)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from fnopt.projections._planes import (
-    projection_affine_set,
+from fnopt.projections._boxes import (
     projection_box,
     projection_box_section,
-    projection_halfspace,
     projection_hypercube,
-    projection_hyperplane,
     projection_linf_ball,
     projection_non_negative,
+)
+from fnopt.projections._planes import (
+    projection_affine_set,
+    projection_halfspace,
+    projection_hyperplane,
     projection_vector,
 )
 from fnopt.projections._simplex import (

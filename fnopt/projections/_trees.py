@@ -97,3 +97,9 @@ def length(tree: Any, dtype: Any) -> tuple[jax.Array, Any, jax.Array]:
     is_zero = square == 0
     root = jnp.sqrt(jnp.where(is_zero, jnp.ones_like(square), square))
     return jnp.where(is_zero, jnp.zeros_like(root), root), unit, top
+
+
+def safe_ratio(numerator: jax.Array, square: jax.Array) -> jax.Array:
+    """Return the quotient, and 0 for a denominator of 0."""
+    is_zero = square == 0
+    return jnp.where(is_zero, 0, numerator / jnp.where(is_zero, 1, square)).astype(numerator.dtype)

@@ -188,8 +188,7 @@ def _search(
     unbounded = new.value == -jnp.inf
     if method.wolfe is None:
         over = jnp.ones((), bool)
-        line = state.line._replace(trial=new)
-        return SearchOutcome(line, over, finite, finite, unbounded, endless=~over)
+        return SearchOutcome(state.line._replace(trial=new), over, finite, finite, unbounded, ~over)
     point, line = state.point, state.line
     step = line.direction.step
     slope = dot(point.gradient, step)
@@ -206,16 +205,15 @@ def _search(
     # A step below the rounding error of the params leaves all params unchanged.
     moves = (search.safe.rate > 0) & jnp.any(trial.x != point.x)
     endless = ~search.bracketed & (search.count >= _EVALUATIONS) & downhill
-    # A decrease over a distance below the size of the params, or by less than the size of the
-    # value, doesn't show that the function is unbounded.
+    # A decrease over less than the size of the params, or by less than the value, proves nothing.
     far = jnp.max(jnp.abs(new.x - point.x), initial=0) > jnp.max(jnp.abs(point.x), initial=0)
-    deep = point.value - new.value > jnp.abs(point.value)
+    unbounded |= endless & far & (point.value - new.value > jnp.abs(point.value))
     return SearchOutcome(
         line=SearchLine(line.direction, search, trial),
         over=search.done | ~downhill,
         accepted=search.done & downhill & moves,
         finite=jnp.isfinite(search.high.value),
-        unbounded=unbounded | (endless & far & deep),
+        unbounded=unbounded,
         endless=endless,
     )
 
@@ -304,8 +302,7 @@ def _set_status(
     missed = -dot(point.gradient, line.direction.step) * line.search.high.rate
     search_ok = failed & (jnp.minimum(missed, line.direction.predicted) <= small)
     tolerance = jnp.asarray(OPTIMALITY, gradient.dtype)
-    optimal = relative_gradient(point, gradient, after.typical) <= tolerance
-    optimal |= is_noise
+    optimal = is_noise | (relative_gradient(point, gradient, after.typical) <= tolerance)
     optimal &= ~outcome.endless  # a minimum is farther than the line search has looked
     check_failed = moved & value_ok & ~optimal
     is_last = after.restarts >= ROUNDS - 1

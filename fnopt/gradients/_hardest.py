@@ -67,7 +67,8 @@ def hardest_examples(
         k: Number of examples to return, from 1 to the size of the whole batch.
         by: `'norm'`, `'loss'` or `'disagreement'`. `'disagreement'` takes a second, forward-mode
             pass. In this pass, an out-of-bounds index of a table selects the last row, as in
-            `jax.jvp`. In the first pass, such an index selects no row, as in `jax.grad`.
+            `jax.jvp`. In the first pass, such an index selects no row, as in `jax.grad`. For a loss
+            with a `jax.custom_vjp`, the second pass forms the gradients of one chunk at a time.
         argnums: The positional arguments to differentiate; the norm is over all of these arguments.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: The positional arguments with a leading example axis; by default all

@@ -151,7 +151,8 @@ def gradient_statistics(
         method: As in `per_example_norms`.
         chunk_size: Number of examples to process at once; by default chosen for the memory budget.
         alignment: Whether to run the second pass. In this pass, an out-of-bounds index of a table
-            selects the last row, as in `jax.jvp`.
+            selects the last row, as in `jax.jvp`. For a loss with a `jax.custom_vjp`, which has no
+            forward mode, the pass forms the gradients of one chunk at a time.
         skip_nonfinite: Whether to omit examples with a non-finite gradient or loss from all sums.
             Otherwise, one such example makes the sums NaN.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
